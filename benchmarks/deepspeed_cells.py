@@ -25,7 +25,6 @@ from benchmarks.deepspeed_tasks import (
 )
 from roll.algorithms.divergence import Divergence
 from roll.backend import Rank
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
@@ -34,7 +33,7 @@ from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader
 from roll.models.value import load_values
 from roll.training.actor_train import TrainShape, merge, micro_batches_of
-from roll.training.deepspeed.settings import TrainSettings
+from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
 from roll.training.deepspeed.strategy import DeepSpeedTrain
 from roll.types import Metrics, TrainBatch
 

@@ -127,10 +127,9 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 def build(options: argparse.Namespace, model: Path, device: str) -> Any:
     """Build the trainer as the only rank of its process group."""
     from roll.backend import Rank
-    from roll.config.schema.engine import DeepSpeedConfig
     from roll.config.schema.model import ModelConfig, TrainingConfig
     from roll.models.load import load_policy
-    from roll.training.deepspeed.settings import TrainSettings
+    from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
     from roll.training.deepspeed.strategy import DeepSpeedTrain
 
     wish = options.checkpointing

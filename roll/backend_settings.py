@@ -1,16 +1,20 @@
-"""What the settings of all strategies have in common. Each backend has its own settings beside its strategies."""
+"""What the settings of all strategies have in common. Each backend has its own settings beside its strategies.
+
+A backend's block in the configuration implements the protocol of each job that it can do: `TrainBackend` and others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
-from roll.config.schema.model import ModelConfig
+from roll.config.schema.model import ModelConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from roll.backend import Rank
+    from roll.backend import GenerateStrategy, Rank, RewardStrategy, TeachStrategy, TrainStrategy
     from roll.models.load import PackedModel
 
 S = TypeVar("S", covariant=True)
@@ -27,6 +31,74 @@ class Settings(Protocol[S]):
 
     def build(self, rank: Rank) -> S:
         """Import the strategy's module and return the strategy."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoleModel:
+    """The model of a role, and the keys of the run that every strategy needs."""
+
+    path: str
+    arguments: ModelConfig
+    seed: int
+    deterministic: bool
+    """Whether to use torch's deterministic algorithms."""
+    takes_turns: bool
+    """Whether other roles use the role's devices while it does not work."""
+
+
+class TrainBackend(Protocol):
+    """A block `strategy_args` for roles that are trained."""
+
+    def train_settings(
+        self,
+        model: RoleModel,
+        training: TrainingConfig,
+        max_grad_norm: float,
+        total_updates: int,
+        token_budget: int,
+        load: ModelLoader,
+        ends: tuple[int, ...],
+    ) -> Settings[TrainStrategy]:
+        """Return the settings of a model in training.
+
+        Args:
+            total_updates: number of optimizer updates in the whole run, which the learning-rate schedule spans.
+            token_budget: tokens of a micro-batch.
+            ends: tokens that end a turn of the template, for the export's generation_config.
+        """
+        ...
+
+
+class ScoreBackend(Protocol):
+    """A block `strategy_args` for a reference or a teacher."""
+
+    def score_settings(self, model: RoleModel, wrap: ModelWrapper) -> Settings[TeachStrategy]:
+        """Return the settings of a fixed model. `wrap` determines its output."""
+        ...
+
+
+class GenerateBackend(Protocol):
+    """A block `strategy_args` for the policy that generates, and for judges."""
+
+    def generate_settings(
+        self, model: RoleModel, context: int, adapter_rank: int | None, keeps_kv_cache: bool
+    ) -> Settings[GenerateStrategy]:
+        """Return the settings of an engine.
+
+        Args:
+            context: largest number of tokens of prompt and response together.
+            adapter_rank: LoRA rank of the adapters that the engine will load. None if it loads whole models.
+            keeps_kv_cache: whether a response that spans a weight update keeps its KV cache.
+        """
+        ...
+
+
+class RewardBackend(Protocol):
+    """A block `strategy_args` for classifiers whose score is the reward."""
+
+    def reward_settings(self, model: RoleModel, context: int, token_budget: int | None) -> Settings[RewardStrategy]:
+        """Return the settings of a classifier. `token_budget` is None if the backend batches requests itself."""
         ...
 
 

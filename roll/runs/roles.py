@@ -10,15 +10,23 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from roll.agents.environment_workers import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
-from roll.backend import RewardStrategy, TeachStrategy, TrainStrategy
-from roll.backend_settings import ModelLoader, ModelWrapper, Settings
-from roll.config.checks.deepspeed import role_deepspeed_config, swap_paths
+from roll.backend import GenerateStrategy, TeachStrategy, TrainStrategy
+from roll.backend_settings import (
+    GenerateBackend,
+    ModelLoader,
+    ModelWrapper,
+    RewardBackend,
+    RoleModel,
+    ScoreBackend,
+    Settings,
+    TrainBackend,
+)
 from roll.config.derived.batch import longest_sequence, sequences_per_update
 from roll.config.derived.environment_roles import ENVIRONMENTS
-from roll.config.derived.placement import keeps_kv_cache, neighbours, sends_adapter
+from roll.config.derived.placement import keeps_kv_cache, model_roles, neighbours, sends_adapter
 from roll.config.derived.reward_roles import PREFIX
 from roll.config.plan.plan import Plan
-from roll.config.schema.engine import DeepSpeedInferStrategyConfig, DeepSpeedTrainStrategyConfig, VllmStrategyConfig
+from roll.config.schema.backend import BackendTraits, EngineMemory
 from roll.config.schema.offline import DistillConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -32,9 +40,7 @@ from roll.config.schema.roles import (
     RoleConfig,
 )
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.hf.settings import HfGenerateSettings, HfRewardSettings, HfScoreSettings
 from roll.engines.running import Running, running_limits
-from roll.engines.vllm.settings import VllmRewardSettings, VllmSettings
 from roll.models.load import PackedPolicy, load_policy
 from roll.models.value import load_values
 from roll.ray.cluster import RECORD, ClusterSession
@@ -49,7 +55,6 @@ from roll.runs.role_models import model_path, model_shape, training_flops
 from roll.system.own_folder import remove_ownerless
 from roll.training.actor_train import ActorTrain, TrainShape
 from roll.training.critic import Critic
-from roll.training.deepspeed.settings import ShardedScoreSettings, TrainSettings
 from roll.training.scoring import Reference, Teacher
 
 S = TypeVar("S")
@@ -126,9 +131,7 @@ class Roles:
         updates.
         """
         config = self._config
-        strategy, path = role.strategy_args, model_path(config, role.model_args)
-        model = model_shape(path)
-        assert isinstance(strategy, DeepSpeedTrainStrategyConfig)
+        model = model_shape(model_path(config, role.model_args))
         shape = TrainShape(
             updates=self._plan.batch.sequences_per_step // sequences_per_update(config, role),
             epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,
@@ -138,18 +141,13 @@ class Roles:
             attention_cost=model.attention_cost if model else 0.0,
             flops=training_flops(model, role.model_args, load) if model else None,
         )
-        settings = TrainSettings(
-            model_path=path,
-            model_args=role.model_args,
-            training=role.training_args,
-            deepspeed=strategy.strategy_config,
-            max_grad_norm=config.max_grad_norm,
+        settings = cast(TrainBackend, role.strategy_args).train_settings(
+            self._model(name, role),
+            role.training_args,
+            config.max_grad_norm,
             total_updates=steps * shape.updates * shape.epochs,
             token_budget=shape.token_budget,
-            seed=config.seed,
             load=load,
-            deterministic=config.deterministic,
-            takes_turns=name in self._plan.turns,
             ends=ends,
         )
         return self._group(name, role, settings, blocking=True), shape
@@ -160,15 +158,10 @@ class Roles:
         """
         if known := self._colocated.get("actor_infer"):
             return cast(ActorInfer, known)
-        settings = self._generating("actor_infer", config.actor_infer, longest_sequence(config))
-        if isinstance(settings, VllmSettings):
-            settings = replace(
-                settings,
-                adapter_rank=config.actor_train.model_args.lora_rank if sends_adapter(config) else None,
-                keeps_kv_cache=keeps_kv_cache(config),
-            )
-        group = self._group("actor_infer", config.actor_infer, settings, blocking=False)
-        may_run = running(len(group), settings, config.max_running_samples)
+        role, rank = config.actor_infer, config.actor_train.model_args.lora_rank if sends_adapter(config) else None
+        context = role.strategy_args.traits.context or longest_sequence(config)
+        group = self._engines("actor_infer", role, context, rank, keeps_kv_cache(config))
+        may_run = running(len(group), role.strategy_args.traits, config.max_running_samples)
         limits = config.deadlines
         actor_infer = self._colocated["actor_infer"] = ActorInfer(
             group, may_run, limits.rollout, limits.weight_sync, limits.start
@@ -181,51 +174,32 @@ class Roles:
 
         Return them with their context length in tokens: `context`, unless the engine's keys set another one.
         """
-        settings = self._generating(name, role, context)
-        context = settings.max_model_len if isinstance(settings, VllmSettings) else context
+        context = role.strategy_args.traits.context or context
         if known := self._colocated.get(name):
             return cast(JudgeEngines, known), context
-        group = self._group(name, role, settings, blocking=False)
-        limits = self._config.deadlines
-        may_run = running(len(group), settings)
+        group, limits = self._engines(name, role, context, None, keeps_kv_cache=True), self._config.deadlines
+        may_run = running(len(group), role.strategy_args.traits)
         engines = self._colocated[name] = JudgeEngines(group, may_run, limits.rollout, limits.weight_sync, limits.start)
         self._stack.push_async_callback(engines.close)  # closed before the group
         return engines, context
 
-    def _generating(self, name: str, role: RoleConfig, context: int) -> VllmSettings | HfGenerateSettings:
-        """Return the settings of engines with constant weights."""
-        path = model_path(self._config, role.model_args)
-        if not isinstance(role.strategy_args, VllmStrategyConfig):
-            return HfGenerateSettings(path, role.model_args)
-        engine = role.strategy_args.strategy_config
-        return VllmSettings(
-            model_path=path,
-            model_args=role.model_args,
-            engine=engine,
-            max_model_len=engine.max_model_len or context,
-            adapter_rank=None,
-            seed=self._config.seed,
-            takes_turns=name in self._plan.turns,
-            keeps_kv_cache=True,
-        )
+    def _engines(
+        self, name: str, role: RoleConfig, context: int, adapter_rank: int | None, keeps_kv_cache: bool
+    ) -> WorkerGroup[GenerateStrategy]:
+        backend, model = cast(GenerateBackend, role.strategy_args), self._model(name, role)
+        settings = backend.generate_settings(model, context, adapter_rank, keeps_kv_cache)
+        return self._group(name, role, settings, blocking=False)
 
     def reward_model(self, name: str, role: RewardModelRole, positions: int) -> tuple[ScorerEngines, int]:
         """Request the engines of a reward model. Return them with their context length in tokens.
 
-        It is vLLM's `max_model_len` if that is set, otherwise `positions`.
+        It is the one in the engine's keys if they set one, otherwise `positions`.
         """
-        path, limits, settings = model_path(self._config, role.model_args), self._config.deadlines, None
-        if isinstance(role.strategy_args, VllmStrategyConfig):
-            engine = role.strategy_args.strategy_config
-            positions = engine.max_model_len or positions
-            takes_turns = name in self._plan.turns
-            settings = VllmRewardSettings(path, role.model_args, engine, positions, self._config.seed, takes_turns)
-        group: WorkerGroup[RewardStrategy] = self._group(
-            name,
-            role,
-            settings or HfRewardSettings(path, role.model_args, self._token_budget(name), self._config.deterministic),
-            blocking=False,
+        limits, positions = self._config.deadlines, role.strategy_args.traits.context or positions
+        settings = cast(RewardBackend, role.strategy_args).reward_settings(
+            self._model(name, role), positions, self._plan.roles[name].tokens_per_microbatch
         )
+        group = self._group(name, role, settings, blocking=False)
         engines = self._colocated[name] = ScorerEngines(group, limits.rollout, limits.weight_sync, limits.start)
         return engines, positions
 
@@ -241,28 +215,26 @@ class Roles:
 
     def teacher(self, name: str, role: ReferenceConfig, wrap: ModelWrapper) -> Teacher:
         """Request a teacher's group. `wrap` wraps its model and determines its output."""
-        group, limits = self._group(name, role, self._score_settings(role, wrap), blocking=True), self._config.deadlines
+        group, limits = self._scorers(name, role, wrap), self._config.deadlines
         teacher = self._colocated[name] = Teacher(group, self._token_budget(name), limits.train, limits.weight_sync)
         return teacher
 
     def score(self, name: str, role: ReferenceConfig, temperature: float) -> Reference:
         """Request a group that computes log-probs of sequences with constant weights."""
-        group, limits = (
-            self._group(name, role, self._score_settings(role, PackedPolicy), blocking=True),
-            self._config.deadlines,
-        )
+        group, limits = self._scorers(name, role, PackedPolicy), self._config.deadlines
         scorer = self._colocated[name] = Reference(
             group, self._token_budget(name), temperature, limits.train, limits.weight_sync
         )
         return scorer
 
-    def _score_settings(self, role: ReferenceConfig, wrap: ModelWrapper) -> Settings[TeachStrategy]:
-        path = model_path(self._config, role.model_args)
-        if isinstance(role.strategy_args, DeepSpeedInferStrategyConfig):
-            return ShardedScoreSettings(
-                path, role.model_args, role.strategy_args.strategy_config, wrap, self._config.deterministic
-            )
-        return HfScoreSettings(path, role.model_args, wrap, self._config.deterministic)
+    def _scorers(self, name: str, role: RoleConfig, wrap: ModelWrapper) -> WorkerGroup[TeachStrategy]:
+        settings = cast(ScoreBackend, role.strategy_args).score_settings(self._model(name, role), wrap)
+        return self._group(name, role, settings, blocking=True)
+
+    def _model(self, name: str, role: RoleConfig) -> RoleModel:
+        config = self._config
+        path, takes_turns = model_path(config, role.model_args), name in self._plan.turns
+        return RoleModel(path, role.model_args, config.seed, config.deterministic, takes_turns)
 
     async def end(self, name: str, seconds: float | None = None) -> None:
         """End a group that is no longer needed. It has `seconds` to close, by default `deadlines.shutdown`."""
@@ -315,13 +287,15 @@ class Roles:
     async def start(self) -> DeviceSharing:
         """Start every requested group that is not running. The first failure cancels the other starts.
 
-        Groups that share devices start one after the other, with engines first, because vLLM plans with the memory that
-        is free when it starts. Groups that take turns on the devices are offloaded before the next one starts.
+        Groups that share devices start one after the other, with engines first, because they reserve a part of the
+        memory that is free when they start. Groups that take turns on the devices are offloaded before the next one
+        starts.
         """
         await self._sharing.make_room(
             self._starts, discard=("actor_infer",)
         )  # its weights are synced before the next generation
-        engines = [name for name, role in self._plan.roles.items() if role.strategy == "vllm"]
+        roles = model_roles(self._config)
+        engines = [name for name in roles if isinstance(roles[name].strategy_args.traits.memory, EngineMemory)]
         waiting = lines(list(self._starts), neighbours(self._plan.roles), engines)
         tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]
         try:
@@ -344,10 +318,7 @@ class Roles:
                 await self._sharing.register(name, facade)
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
-        deepspeed = role_deepspeed_config(role)
-        for path in (
-            swap_paths(deepspeed).values() if deepspeed else ()
-        ):  # called after the group's end: a killed rank leaves its files
+        for path in role.strategy_args.traits.swap_folders:  # called after the group's end: a killed rank leaves files
             self._stack.callback(remove_ownerless, path)
         group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
         self.liveness.watch(group, with_children=True)
@@ -382,10 +353,9 @@ def is_trainer_side(role: str) -> bool:
     return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
 
 
-def running(engines: int, settings: VllmSettings | HfGenerateSettings, most: int | None = None) -> Running:
+def running(engines: int, traits: BackendTraits, most: int | None = None) -> Running:
     """Return the tracker of the engines' running samples. Its limit is `most` in total, or the engines' own limits."""
-    takes = settings.engine.max_num_seqs if isinstance(settings, VllmSettings) else None
-    return Running(running_limits(engines, most, takes), engines)
+    return Running(running_limits(engines, most, traits.most_requests), engines)
 
 
 CUBLAS_WORKSPACE = ":4096:8"

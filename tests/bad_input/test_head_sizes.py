@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.checks.head_sizes import CPU_HEADS, head_size_faults
+from roll.config.checks.backends import backend_needs
 from roll.config.derived.model_shape import shape_of
 from roll.config.schema.rlvr import RlvrConfig
+from roll.engines.vllm.checks import CPU_HEADS
 from tests.unit.config.test_examples import planned
 
 TINY: dict[str, int | str] = {
@@ -63,7 +64,7 @@ def test_head_size_fault_concerns_cpu_engines_only(
     assert shape is not None and isinstance(config, RlvrConfig)
     engine = config.actor_infer.model_copy(update={"device_mapping": device_mapping})
     shapes = {"actor_infer": shape, "actor_train": shape, "reference": shape}
-    found = list(head_size_faults(config.model_copy(update={"actor_infer": engine}), shapes))
+    found = list(backend_needs(config.model_copy(update={"actor_infer": engine}), shapes))
     assert [fault.place for fault in found] == ([] if heads is None else ["actor_infer.strategy_args.strategy_name"])
     assert all(f"heads of size {heads};" in fault.problem for fault in found)
 

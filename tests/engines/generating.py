@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 from roll.backend import EngineActivity, GenerateStrategy, Rank
-from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.engines.hf.settings import HfGenerateSettings
 from roll.engines.hf.strategy import HfGenerate
-from roll.engines.vllm.settings import VllmSettings
+from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.models.export import adapter_config
 from roll.models.load import PackedPolicy, add_lora, load_causal_model
 from roll.models.packed_inputs import packed_inputs

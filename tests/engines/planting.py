@@ -18,8 +18,8 @@ from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.backend import MicroBatch, Rank
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import TrainingConfig
+from roll.training.deepspeed.settings import DeepSpeedConfig
 from tests.engines import training
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Updates
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from roll.backend import Rank
-from roll.config.schema.engine import DeepSpeedConfig
+from roll.training.deepspeed.settings import DeepSpeedConfig
 from tests.engines.elastic import Trained, checkpoint_of, continue_training
 from tests.engines.training import LOSS, SEED, TEMPERATURE, VERSION, Case, Work, settings, trainer_of
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from examples.tiny.make_model import END_ID
-from roll.config.schema.engine import VllmConfig
 from roll.engines.hf.strategy import HfGenerate
+from roll.engines.vllm.settings import VllmConfig
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.models.weights import WeightView

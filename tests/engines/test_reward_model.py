@@ -16,10 +16,9 @@ from transformers import AutoModelForSequenceClassification, Qwen2ForSequenceCla
 
 from examples.tiny.make_model import PAD_ID
 from roll.backend import Rank
-from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.engines.hf.settings import HfRewardSettings
-from roll.engines.vllm.settings import VllmRewardSettings
+from roll.engines.vllm.settings import VllmConfig, VllmRewardSettings
 from roll.errors import DataError
 from roll.types import Ints
 from tests import limits

@@ -19,10 +19,9 @@ from torch import Tensor
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.backend_settings import ModelLoader
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.models.load import PackedPolicy, load_policy
-from roll.training.deepspeed.settings import ShardedScoreSettings, TrainSettings
+from roll.training.deepspeed.settings import DeepSpeedConfig, ShardedScoreSettings, TrainSettings
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket
 from roll.weight_sync.device import SLOTS

@@ -16,10 +16,9 @@ import torch
 
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.backend import Rank
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.models.load import load_policy
-from roll.training.deepspeed.settings import TrainSettings
+from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
 from tests import limits
 from tests.engines.ranks import free_port
 from tests.gpu.conftest import need_devices

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from roll.backend import Rank
-from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.engines.hf.settings import HfScoreSettings
-from roll.engines.vllm.settings import VllmSettings
+from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.load import PackedPolicy, load_causal_model
 from roll.models.offload import storages, tensors_in

@@ -18,12 +18,11 @@ from torch import Tensor
 from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.backend import MicroBatch, Rank
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing
 from roll.models.head import chunked_log_probs
 from roll.models.load import load_policy
-from roll.training.deepspeed.settings import TrainSettings
+from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
 from roll.types import TrainBatch
 from tests import limits
 from tests.engines.ranks import free_port

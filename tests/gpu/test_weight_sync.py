@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from roll.backend import Rank
-from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
-from roll.engines.vllm.settings import VllmSettings
+from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.export import adapter_config
 from roll.models.load import PackedPolicy, add_lora, load_causal_model

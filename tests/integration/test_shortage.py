@@ -12,9 +12,8 @@ import pytest
 
 from roll.backend import GenerateStrategy
 from roll.config.derived.placement import RolePlan
-from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
-from roll.engines.vllm.settings import VllmSettings
+from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.errors import WorkerFailed
 from roll.ray.cluster import cluster
 from roll.ray.group import WorkerGroup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.config.derived.placement import model_roles, vllm_config
+from roll.config.derived.placement import model_roles
 from roll.config.schema.faults import printable
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -17,7 +17,7 @@ def determinism_faults(config: Config) -> Iterator[Fault]:
     """
     for name, role in model_roles(config).items() if config.deterministic else ():
         wish = role.model_args.compile_layers
-        if vllm_config(role) is None and (wish is True or wish == "auto" and role.device_mapping):
+        if not role.strategy_args.traits.own_kernels and (wish is True or wish == "auto" and role.device_mapping):
             problem = (
                 f"{printable(wish)}, but deterministic is true, and compiled layers "
                 "choose their kernels by measured speed"

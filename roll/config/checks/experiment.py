@@ -14,11 +14,10 @@ from roll.config.checks.methods import method_faults
 from roll.config.checks.model_rewards import model_reward_faults
 from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
 from roll.config.derived.batch import learner
-from roll.config.derived.placement import generates, model_roles, ranks, vllm_config
+from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.derived.preferences import compares
 from roll.config.derived.rewards import named_rewards, sandbox_faults
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
-from roll.config.schema.engine import VllmConfig
 from roll.config.schema.model import ModelConfig
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.offline import DpoConfig, OfflineConfig
@@ -30,8 +29,6 @@ from roll.errors import Fault
 from roll.registry import nearest
 
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
-LARGEST_ENGINE_RANK = 512
-"""vLLM's largest `max_lora_rank`."""
 
 
 def experiment_faults(config: Config) -> list[Fault]:
@@ -40,7 +37,6 @@ def experiment_faults(config: Config) -> list[Fault]:
     for name, role in model_roles(config).items():
         faults += _lora_keys(name, role.model_args)
         faults += _kernels(name, role)
-        faults += _engine_arguments(name, role)
         faults += _warmup(name, role)
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
@@ -49,7 +45,6 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += on_policy_distillation_faults(config)
         faults += [
             *_same_policy(config),
-            *_adapter(config),
             *_rewards(config),
             *_domains(config),
             *model_reward_faults(config),
@@ -123,16 +118,16 @@ def _window(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _running(config: RlvrConfig) -> Iterator[Fault]:
-    most, engine = config.max_running_samples, vllm_config(config.actor_infer)
+    most, strategy = config.max_running_samples, config.actor_infer.strategy_args
     if most is None:
         return
-    if engine is None:
+    if strategy.traits.most_requests is None:
         yield Fault(
             "max_running_samples",
-            f"{most}, but hf_infer answers one prompt at a time",
+            f"{most}, but {strategy.strategy_name} answers one prompt at a time",
             "remove it, or use the strategy vllm",
         )
-    elif most < (engines := ranks(config.actor_infer) // engine.tensor_parallel_size):
+    elif most < (engines := ranks(config.actor_infer) // strategy.traits.devices_per_rank):
         yield Fault(
             "max_running_samples",
             f"{most}, but actor_infer has {engines} engines",
@@ -168,18 +163,9 @@ def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
     if not generates(name, role) and model.attn_implementation == "fa2":
         problem = "'fa2' is a kernel for GPUs, but the role runs on the CPU"
         yield Fault(f"{name}.model_args.attn_implementation", problem, f"set it to auto, or set {name}.device_mapping")
-    if model.liger and vllm_config(role) is None:
+    if model.liger and not role.strategy_args.traits.own_kernels:
         problem = "true, but its kernels are for GPUs, and the role runs on the CPU"
         yield Fault(f"{name}.model_args.liger", problem, f"remove the key, or set {name}.device_mapping")
-
-
-def _engine_arguments(name: str, role: RoleConfig) -> Iterator[Fault]:
-    engine = vllm_config(role)
-    for key, value in (engine.engine_args if engine else {}).items():
-        if key in VllmConfig.model_fields:
-            where = f"{name}.strategy_args.strategy_config"
-            problem = f"{value!r}, but {key} is a key of strategy_config itself"
-            yield Fault(f"{where}.engine_args.{key}", problem, f"move it to {where}.{key}")
 
 
 def uses_reference(config: Config) -> bool:
@@ -222,26 +208,6 @@ def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
     if config.reference and config.reference.model_args.lora_target:
         problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
         yield Fault("reference.model_args.lora_target", problem, "remove it")
-
-
-def _adapter(config: RlvrConfig) -> Iterator[Fault]:
-    model, engine = config.actor_train.model_args, vllm_config(config.actor_infer)
-    if not model.lora_target or engine is None or config.weight_sync.lora != "adapter":
-        return
-    if model.lora_rank > LARGEST_ENGINE_RANK:
-        problem = f"{model.lora_rank} is more than vLLM's largest adapter rank {LARGEST_ENGINE_RANK}"
-        yield Fault(
-            "actor_train.model_args.lora_rank",
-            problem,
-            f"set it to at most {LARGEST_ENGINE_RANK}, or set weight_sync.lora=merged",
-        )
-    if engine.load_format == "dummy":
-        problem = "'dummy' loads no weights, and only the adapter is synchronised: the base model would stay random"
-        yield Fault(
-            "actor_infer.strategy_args.strategy_config.load_format",
-            problem,
-            "set it to auto, or set weight_sync.lora=merged",
-        )
 
 
 def _rewards(config: RlvrConfig) -> Iterator[Fault]:

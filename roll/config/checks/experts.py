@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.model_shape import ModelShape
-from roll.config.derived.placement import model_roles, sends_adapter, sequence_parallel, vllm_config
+from roll.config.derived.placement import model_roles
 from roll.config.schema.pipelines import Config
-from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig
 from roll.errors import Fault
 
 
 def expert_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
-    """Return faults of every trained role and of the weight sync.
+    """Return faults of every trained role.
 
     Args:
         shapes: The shapes, by role, of models on this machine. Other models are checked when they are loaded.
@@ -22,8 +21,6 @@ def expert_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Faul
     faults: list[Fault] = []
     for name, role in learners.items():
         faults += [*_router_loss(name, role, shapes.get(name)), *_dropout(name, role, shapes.get(name))]
-    if isinstance(config, RlvrConfig) and sends_adapter(config):
-        faults += _adapter(config, shapes.get("actor_infer"))
     return faults
 
 
@@ -36,7 +33,7 @@ def _router_loss(name: str, role: LearnerConfig, shape: ModelShape | None) -> It
     if role.model_args.dtype == "fp16":
         problem = f"{coefficient:g}, but dtype is fp16, whose loss scale is not applied to the routers' loss"
         yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove this key")
-    if (size := sequence_parallel(role)) > 1:
+    if (size := role.strategy_args.traits.sequence_parallel) > 1:
         problem = (
             f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part of "
             f"the tokens"
@@ -53,18 +50,4 @@ def _dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterat
         )
         yield Fault(
             f"{name}.model_args.lora_dropout", problem, "set it to 0, or set lora_target to q_proj,k_proj,v_proj,o_proj"
-        )
-
-
-def _adapter(config: RlvrConfig, shape: ModelShape | None) -> Iterator[Fault]:
-    if shape is None or shape.experts is None or vllm_config(config.actor_infer) is None:
-        return
-    where, remedy = "weight_sync.lora", "set it to merged"
-    if config.actor_infer.device_mapping is None:
-        yield Fault(where, "adapter, but on the CPU vLLM does not support adapters of a mixture of experts", remedy)
-    elif config.actor_train.model_args.lora_target == "all-linear":
-        yield Fault(
-            where,
-            "adapter, but vLLM cannot load adapters on fused experts, which lora_target all-linear creates",
-            remedy,
         )

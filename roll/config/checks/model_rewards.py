@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from roll.config.derived.placement import judged_in_turn, model_roles, vllm_config
+from roll.config.derived.placement import judged_in_turn, model_roles
 from roll.config.derived.reward_roles import PREFIX, model_reward, names_file, reward_roles
 from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, ModelRewardKeys
 from roll.config.schema.rlvr import RlvrConfig
@@ -157,10 +157,6 @@ def _role(name: str, role: RewardModelRole) -> Iterator[Fault]:
             f"'{role.model_args.lora_target}', but the model is not trained",
             "remove it",
         )
-    engine = vllm_config(role)
-    if engine and engine.load_format == "dummy":
-        place = f"{name}.strategy_args.strategy_config.load_format"
-        yield Fault(place, "'dummy' loads no weights, and this model gets none by weight sync", "set it to auto")
 
 
 def _turns(config: RlvrConfig) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roll.config.derived.placement import model_roles, ranks, replica_size, vllm_config
+from roll.config.derived.placement import model_roles, ranks
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.offline import DpoConfig, OfflineConfig, RewardModelConfig
 from roll.config.schema.pipelines import Config
@@ -80,7 +80,7 @@ def sequences_per_update(config: Config, role: LearnerConfig) -> int:
     """
     if isinstance(config, RlvrConfig) and not accumulates(role):
         return max(1, sequences_per_step(config) // config.updates_per_step)
-    replicas = max(1, ranks(role) // replica_size(role))
+    replicas = max(1, ranks(role) // role.strategy_args.traits.replica_size)
     return (
         role.training_args.per_device_train_batch_size
         * (role.training_args.gradient_accumulation_steps or 1)
@@ -99,12 +99,11 @@ def plan_batch(config: Config) -> BatchPlan:
 
 
 def batch_faults(config: Config) -> list[Fault]:
-    """Return faults of batch sizes that are not divisible, of lengths that do not fit, and of sampling."""
-    faults = _engine_faults(config)
+    """Return faults of batch sizes that are not divisible, and of sampling."""
     if not isinstance(config, RlvrConfig):
-        return faults
+        return []
     learners = {name: role for name, role in model_roles(config).items() if isinstance(role, LearnerConfig)}
-    faults += [fault for name, role in learners.items() for fault in _update_faults(name, role, config)]
+    faults = [fault for name, role in learners.items() for fault in _update_faults(name, role, config)]
     return faults + _sampling_faults(config)
 
 
@@ -174,31 +173,6 @@ def batch_warnings(config: Config) -> Iterator[str]:
                 f"{config.updates_per_step}, an update has {update} sequences, and max_tokens_per_microbatch bounds "
                 f"memory; remove it"
             )
-
-
-def _engine_faults(config: Config) -> list[Fault]:
-    longest, faults = longest_sequence(config), []
-    said = (
-        "sequence_length"
-        if isinstance(config, RlvrConfig) and config.sequence_length
-        else "prompt_length + response_length"
-    )
-    for name, role in model_roles(config).items():
-        engine, where = vllm_config(role), f"{name}.strategy_args.strategy_config"
-        if engine is None:
-            continue
-        if engine.max_model_len is not None and engine.max_model_len < longest:
-            problem = f"{engine.max_model_len} is less than {said} = {longest}"
-            faults.append(Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key"))
-        if engine.max_num_batched_tokens < engine.max_num_seqs:
-            problem = (
-                f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}; a step needs a "
-                f"token per sequence"
-            )
-            faults.append(
-                Fault(f"{where}.max_num_batched_tokens", problem, f"give at least {engine.max_num_seqs}; 8192 is usual")
-            )
-    return faults
 
 
 def _sampling_faults(config: RlvrConfig) -> list[Fault]:

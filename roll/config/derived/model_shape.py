@@ -261,6 +261,24 @@ class ModelShape:
         return rank * adapted
 
 
+def uneven_layers(shape: ModelShape | None, size: int) -> str | None:
+    """Return why a model's layers cannot be split evenly over `size` ranks, or None if they can or if the shape is
+    unknown.
+    """
+    if shape is None:
+        return None
+    if shape.delta:
+        return (
+            f"{shape.delta.layers} of the model's {shape.num_hidden_layers} layers use the delta rule, which AutoTP "
+            f"cannot split"
+        )
+    if shape.num_key_value_heads % size or shape.num_attention_heads % size:
+        heads = f"{shape.num_attention_heads} attention and {shape.num_key_value_heads} key-value heads"
+        return f"the model's {heads} cannot be split over {size} ranks"
+    inner = shape.intermediate_size
+    return f"the model's MLP of width {inner} cannot be split over {size} ranks" if inner % size else None
+
+
 def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
     """Return why attention heads cannot be split evenly over ranks, or None if they can.
 

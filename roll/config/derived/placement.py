@@ -8,13 +8,8 @@ from dataclasses import dataclass
 
 from roll.config.derived.reward_roles import PREFIX, reward_role, reward_roles
 from roll.config.derived.teachers import domain_teachers, teacher_roles
+from roll.config.schema.backend import EngineMemory
 from roll.config.schema.base import MOST_RANKS
-from roll.config.schema.engine import (
-    DeepSpeedInferStrategyConfig,
-    DeepSpeedTrainStrategyConfig,
-    VllmConfig,
-    VllmStrategyConfig,
-)
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -85,44 +80,14 @@ def judged_in_turn(config: RlvrConfig) -> frozenset[str]:
     return frozenset(sharing) if config.time_sharing else frozenset()
 
 
-def vllm_config(role: RoleConfig) -> VllmConfig | None:
-    """Return the engine settings of a role on vLLM, or None for other roles."""
-    strategy = role.strategy_args
-    return strategy.strategy_config if isinstance(strategy, VllmStrategyConfig) else None
-
-
 def generates(name: str, role: RoleConfig) -> bool:
-    """Whether a role generates or runs on vLLM, so that `attn_implementation` does not apply to it."""
-    return name == "actor_infer" or isinstance(role, JudgeConfig) or vllm_config(role) is not None
-
-
-def sequence_parallel(role: RoleConfig) -> int:
-    """Return the number of ranks that share the tokens of a micro-batch."""
-    strategy = role.strategy_args
-    return strategy.strategy_config.sequence_parallel_size if isinstance(strategy, DeepSpeedTrainStrategyConfig) else 1
-
-
-def tensor_parallel(role: RoleConfig) -> int:
-    """Return the number of ranks that shard the model's linear layers."""
-    strategy = role.strategy_args
-    return strategy.strategy_config.tensor_parallel_size if isinstance(strategy, DeepSpeedTrainStrategyConfig) else 1
-
-
-def replica_size(role: RoleConfig) -> int:
-    """Return the number of ranks of a replica. They work on the same micro-batches."""
-    return sequence_parallel(role) * tensor_parallel(role)
+    """Whether a role generates or has kernels of its own, so that `attn_implementation` does not apply to it."""
+    return name == "actor_infer" or isinstance(role, JudgeConfig) or role.strategy_args.traits.own_kernels
 
 
 def ranks(role: RoleConfig) -> int:
     """Return the number of ranks of a role that has one device per rank."""
     return len(role.device_mapping) if role.device_mapping else role.world_size or 1
-
-
-def uneven_replicas(where: str, name: str, role: RoleConfig, size: int) -> Iterator[Fault]:
-    """Yield a fault if the ranks of a role are not a whole number of replicas of this size."""
-    if ranks(role) % size:
-        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are not a whole number of replicas of that size"
-        yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
 
 
 def place(name: str, role: RoleConfig, longest: int) -> RolePlan:
@@ -131,14 +96,13 @@ def place(name: str, role: RoleConfig, longest: int) -> RolePlan:
     Args:
         longest: Largest number of tokens of a sequence (prompt and response), or of a pair.
     """
-    engine = vllm_config(role)
+    traits = role.strategy_args.traits
     batch = role.training_args.per_device_train_batch_size if isinstance(role, LearnerConfig) else role.infer_batch_size
-    budget = None if engine else role.max_tokens_per_microbatch or batch * longest
-    strategy, size = role.strategy_args.strategy_name, replica_size(role)
+    budget = role.max_tokens_per_microbatch or batch * longest if traits.batches_by_tokens else None
+    strategy, size = role.strategy_args.strategy_name, traits.replica_size
     if role.device_mapping is None:
         return RolePlan(name, strategy, ((),) * (role.world_size or 1), budget, size)
-    width = engine.tensor_parallel_size if engine else 1
-    mapping = role.device_mapping
+    width, mapping = traits.devices_per_rank, role.device_mapping
     groups = tuple(mapping[start : start + width] for start in range(0, len(mapping), width))
     return RolePlan(name, strategy, groups, budget, size)
 
@@ -198,11 +162,7 @@ def _drops_kv_cache(config: RlvrConfig) -> bool:
 def placement_faults(config: Config) -> list[Fault]:
     """Return faults of roles that cannot run on their devices or with their backend."""
     roles = model_roles(config)
-    faults = [
-        fault
-        for name, role in roles.items()
-        for fault in (*_strategy_faults(name, role), *_device_faults(name, role, config))
-    ]
+    faults = [fault for name, role in roles.items() for fault in _device_faults(name, role, config)]
     if isinstance(config, RlvrConfig):
         faults += _sharing_faults(config) + sync_faults(config)
         functions = {name: reward for name, reward in config.rewards.items() if reward_role(name, reward) is None}
@@ -211,25 +171,9 @@ def placement_faults(config: Config) -> list[Fault]:
     return faults
 
 
-def _strategy_faults(name: str, role: RoleConfig) -> list[Fault]:
-    strategy = role.strategy_args
-    if isinstance(strategy, DeepSpeedInferStrategyConfig) and strategy.strategy_config.zero_optimization.stage != 3:
-        stage = strategy.strategy_config.zero_optimization.stage
-        where = f"{name}.strategy_args.strategy_config.zero_optimization.stage"
-        return [
-            Fault(
-                where,
-                f"stage {stage} shards no parameters, but deepspeed_infer requires that",
-                "use stage 3, or hf_infer",
-            )
-        ]
-    return []
-
-
 def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
-    engine, mapping, where = vllm_config(role), role.device_mapping, f"{name}.device_mapping"
-    width = engine.tensor_parallel_size if engine else 1
-    wide = f"{name}.strategy_args.strategy_config.tensor_parallel_size"
+    traits, mapping, where = role.strategy_args.traits, role.device_mapping, f"{name}.device_mapping"
+    width, wide = traits.devices_per_rank, f"{name}.strategy_args.strategy_config.{traits.devices_key}"
     if mapping is None:
         faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > MOST_RANKS else []
         return faults + (
@@ -245,8 +189,8 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
         problem = f"device {max(mapping)} is too large a number"
         faults.append(Fault(where, problem, f"number the devices over all nodes, from 0 to at most {MOST_RANKS - 1}"))
     if len(mapping) % width:
-        problem = f"{len(mapping)} devices cannot be divided into engines of tensor_parallel_size {width}"
-        faults.append(Fault(where, problem, f"give a multiple of {width} devices, or another tensor_parallel_size"))
+        problem = f"{len(mapping)} devices cannot be divided into engines of {traits.devices_key} {width}"
+        faults.append(Fault(where, problem, f"give a multiple of {width} devices, or another {traits.devices_key}"))
     elif role.world_size and role.world_size != len(mapping) // width:
         problem = f"{role.world_size}, but device_mapping makes {len(mapping) // width} workers"
         faults.append(Fault(f"{name}.world_size", problem, "remove world_size, which is only for roles on the CPU"))
@@ -269,7 +213,7 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
         problem = f"missing, so {on_cpu} runs on the CPU while {on_gpu} has devices"
         return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both roles, or to neither")]
     stopped_for = sorted(interrupting(config))
-    if stopped_for and not vllm_config(config.actor_infer):
+    if stopped_for and not config.actor_infer.strategy_args.traits.pauses:
         others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
         problem = (
             f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of a "
@@ -307,14 +251,13 @@ def sends_adapter(config: RlvrConfig) -> bool:
 
 def sync_faults(config: RlvrConfig) -> list[Fault]:
     """Return faults of engines to which the weights cannot be sent, or that cannot use them."""
-    train, devices = set(config.actor_train.device_mapping or ()), config.actor_infer.device_mapping
-    if not devices:
+    train, infer = set(config.actor_train.device_mapping or ()), config.actor_infer
+    if sends_adapter(config) and not infer.strategy_args.traits.loads_adapters:
+        problem = f"adapter, but the strategy {infer.strategy_args.strategy_name} takes whole weights only"
+        return [Fault("weight_sync.lora", problem, "set it to merged")]
+    if not infer.device_mapping or sends_adapter(config):
         return []
-    if sends_adapter(config):
-        return _adapter_faults(config)
-    astride = [
-        each for each in place("actor_infer", config.actor_infer, 1).devices if 0 < len(train & set(each)) < len(each)
-    ]
+    astride = [each for each in place("actor_infer", infer, 1).devices if 0 < len(train & set(each)) < len(each)]
     return [
         Fault(
             "actor_infer.device_mapping",
@@ -326,13 +269,6 @@ def sync_faults(config: RlvrConfig) -> list[Fault]:
     ]
 
 
-def _adapter_faults(config: RlvrConfig) -> list[Fault]:
-    if config.actor_infer.model_args.dtype != "fp32" or not vllm_config(config.actor_infer):
-        return []
-    problem = "vLLM's GPU kernels for adapters support bf16 and fp16, but not fp32"
-    return [Fault("weight_sync.lora", problem, "set it to `merged`, or actor_infer.model_args.dtype to `bf16`")]
-
-
 def placement_warnings(config: Config) -> list[str]:
     """Return warnings about placements that are valid, but perhaps not intended."""
     warnings = [
@@ -342,25 +278,24 @@ def placement_warnings(config: Config) -> list[str]:
     ]
     if not isinstance(config, RlvrConfig):
         return warnings
-    engine, infer = vllm_config(config.actor_infer), set(config.actor_infer.device_mapping or ())
+    memory = config.actor_infer.strategy_args.traits.memory
+    infer = set(config.actor_infer.device_mapping or ())
     others = {
         name: set(role.device_mapping or ()) & infer
         for name, role in model_roles(config).items()
         if name != "actor_infer"
     }
     sharing = [name for name, shared in others.items() if shared]
-    where = "actor_infer.strategy_args.strategy_config.gpu_memory_utilization"
     ahead = config.async_generation_ratio > 0 and not interrupting(config)
     stays = not config.time_sharing or ahead
-    if engine and sharing and engine.gpu_memory_utilization > (0.85 if stays else 0.95):
+    if isinstance(memory, EngineMemory) and sharing and memory.fraction > (0.85 if stays else 0.95):
+        where = f"actor_infer.strategy_args.strategy_config.{memory.fraction_key}"
         usual = (
             "0.6 is usual if the other roles stay"
             if stays
             else "they leave, but their CUDA contexts stay; 0.9 is usual"
         )
-        warnings.append(
-            f"{where}: {engine.gpu_memory_utilization:g} leaves little memory for {' and '.join(sharing)}; {usual}"
-        )
+        warnings.append(f"{where}: {memory.fraction:g} leaves little memory for {' and '.join(sharing)}; {usual}")
     for name in ("reference", *teacher_roles(config)):
         if name in sharing and ahead:
             warnings.append(
@@ -371,7 +306,7 @@ def placement_warnings(config: Config) -> list[str]:
 
 def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
     """Yield warnings about replicas that span several nodes."""
-    size, devices = replica_size(role), role.device_mapping or ()
+    size, devices = role.strategy_args.traits.replica_size, role.device_mapping or ()
     for start in range(0, len(devices), size) if size > 1 else ():
         replica = devices[start : start + size]
         if len({device // per_node for device in replica}) > 1:

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from roll.config.derived.batch import learner, longest_sequence
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
-from roll.config.derived.placement import generates, model_roles, vllm_config
+from roll.config.derived.placement import generates, model_roles
 from roll.config.derived.reward_roles import names_file
 from roll.config.derived.trackers import argument_faults, missing_packages
 from roll.config.load.env_file import NAME, env_files, idle_variables, read_env_files
-from roll.config.schema.engine import VllmStrategyConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -65,7 +64,6 @@ def check_disk(config: Config) -> DiskFacts:
     _models(config, found)
     for role_name, role in model_roles(config).items():
         found.missing += _packages(role_name, role)
-        found.missing += _engines_packages(role_name, role, found.shapes.get(role_name))
     found.notes += _without_delta_kernels(config, found.shapes)
     name, role = learner(config)
     if role.data_args:
@@ -152,7 +150,7 @@ def _is_local(name: str) -> bool:
 
 def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
     """Yield faults of missing optional packages. Does not import them, because that would import torch."""
-    model, loads_by_transformers = role.model_args, not isinstance(role.strategy_args, VllmStrategyConfig)
+    model, loads_by_transformers = role.model_args, not role.strategy_args.traits.own_kernels
     if not generates(name, role) and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
         problem = "fa2, but the package flash-attn is not installed"
         remedy = "install the package, or set the key to auto, which uses torch's own kernel for packed sequences"
@@ -165,19 +163,6 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
         )
 
 
-def _engines_packages(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
-    """Yield the fault of a missing package that vLLM imports for a hybrid model, even if only its text model is
-    used.
-    """
-    if shape and shape.delta and vllm_config(role) and find_spec("torchvision") is None:
-        problem = "vllm, but its code for Qwen3.5 needs the package torchvision, which is not installed"
-        yield Fault(
-            f"{name}.strategy_args.strategy_name",
-            problem,
-            "install the torchvision build for this torch version, or use hf_infer",
-        )
-
-
 def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> list[str]:
     """Return a note on the roles that run a hybrid model without kernels for packed sequences, or nothing if there are
     none.
@@ -186,7 +171,7 @@ def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> 
     packed = [
         (name, role) for name, role in model_roles(config).items() if name in shapes and not generates(name, role)
     ]
-    hybrids = [(name, role) for name, role in packed if shapes[name].delta and not vllm_config(role)]
+    hybrids = [(name, role) for name, role in packed if shapes[name].delta]
     slow = [name for name, role in hybrids if missing or role.device_mapping is None or role.model_args.dtype == "fp32"]
     if not slow:
         return []

@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from roll.config.derived.batch import BatchPlan
-from roll.config.derived.placement import RolePlan, sends_adapter, vllm_config
+from roll.config.derived.placement import RolePlan, sends_adapter
 from roll.config.plan.memory import RoleMemory
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -29,11 +29,10 @@ def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Con
     An engine's weights are not offloaded if the next weight sync sends all of them. Requests that are unfinished at a
     weight sync are kept in host memory as well.
     """
-    engine, is_policy = vllm_config(role), plan.name == "actor_infer"
     kept = sum(size for kind, size in memory.device.items() if kind not in WHILE_IT_WORKS) * len(plan.devices[0])
     frozen = 0
-    if is_policy and isinstance(config, RlvrConfig):
-        kept = kept if engine is None or sends_adapter(config) else 0
+    if plan.name == "actor_infer" and isinstance(config, RlvrConfig):
+        kept = 0 if role.strategy_args.traits.discards_weights and not sends_adapter(config) else kept
         frozen = _frozen_requests(config, plan) * batch.longest_sequence * FROZEN_TOKEN
     return replace(memory, host=memory.host + kept + frozen)
 
@@ -45,10 +44,9 @@ def _frozen_requests(config: RlvrConfig, plan: RolePlan) -> int:
     if not config.async_generation_ratio:
         return 0
     in_flight = (1 + config.async_generation_ratio) * config.rollout_batch_size * config.num_return_sequences_in_group
-    engine = vllm_config(config.actor_infer)
     most = [in_flight / plan.ranks]
     if config.max_running_samples is not None:
         most.append(config.max_running_samples / plan.ranks)
-    elif engine is not None:
-        most.append(engine.max_num_seqs)
+    elif (requests := config.actor_infer.strategy_args.traits.most_requests) is not None:
+        most.append(requests)
     return math.ceil(min(most))

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roll.config.checks.deepspeed import role_deepspeed_config
 from roll.config.derived.model_shape import ModelShape
-from roll.config.derived.placement import RolePlan, sequence_parallel, tensor_parallel, vllm_config
-from roll.config.schema.engine import ZeroOptimizationConfig
+from roll.config.derived.placement import RolePlan
+from roll.config.schema.backend import EngineMemory, ZeroMemory
 from roll.config.schema.model import ModelConfig
 from roll.config.schema.roles import CriticConfig, LearnerConfig, RoleConfig, ScorerConfig
-from roll.system.sizes import GIB
 
 LOGITS = 2**29
 """Largest number of logits that exist at a time: 2 GiB in fp32, and 1 GiB for their gradient in bf16. Each chunk of
@@ -37,7 +35,7 @@ class RoleMemory:
     """Bytes of host memory of each rank: offloaded states, and the states kept there while other roles use its devices.
     """
     reserved_fraction: float | None = None
-    """Fraction of the device that vLLM reserves for weights and KV cache together. None for other backends."""
+    """Fraction of the device that an engine reserves for weights and KV cache together. None for other roles."""
 
     @property
     def device_total(self) -> int:
@@ -59,43 +57,44 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
     Args:
         longest: Number of tokens of the longest sequence. A micro-batch is never smaller than one sequence.
     """
-    engine = vllm_config(role)
+    traits = role.strategy_args.traits
     width = 4 if role.model_args.dtype == "fp32" else 2
-    if engine:
-        weights = width * shape.parameters // engine.tensor_parallel_size
+    if isinstance(traits.memory, EngineMemory):
+        devices = traits.devices_per_rank
+        weights = width * shape.parameters // devices
         if plan.on_cpu:
-            return RoleMemory({"weights": weights, "kv_cache": int(engine.kv_cache_gib * GIB)})
-        state = shape.delta.state_bytes(width, engine.tensor_parallel_size) if shape.delta else 0
-        least = longest * shape.kv_bytes(width, engine.tensor_parallel_size) + state
-        return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=engine.gpu_memory_utilization)
-    tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // sequence_parallel(role))
+            return RoleMemory({"weights": weights, "kv_cache": traits.memory.cpu_cache})
+        state = shape.delta.state_bytes(width, devices) if shape.delta else 0
+        least = longest * shape.kv_bytes(width, devices) + state
+        return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=traits.memory.fraction)
+    tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // traits.sequence_parallel)
     is_trained = isinstance(role, LearnerConfig) and not role.model_args.lora_target
     head = (
         {} if isinstance(role, CriticConfig | ScorerConfig) else {"head": head_bytes(shape, tokens, width, is_trained)}
     )
-    shape = shape.part(tensor_parallel(role))
+    shape, zero = shape.part(traits.tensor_parallel), traits.memory
     if isinstance(role, LearnerConfig):
-        states, host = _training_states(plan, role, shape)
+        assert zero is not None, "a role that trains shards its states by ZeRO"
+        states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape)
         recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
         compiled = compiles(role.model_args, on_gpu=not plan.on_cpu)
         return RoleMemory(
             states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | head, host
         )
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
-    settings = role_deepspeed_config(role)
-    if settings is None:
+    if zero is None:
         return RoleMemory({"weights": width * shape.parameters, "activations": layer} | head)
-    buffers = width * gathered_parameters(settings.zero_optimization, shape, plan.ranks)
+    buffers = width * gathered_parameters(zero, shape, plan.ranks)
     return RoleMemory(
         {"weights": width * shape.parameters // plan.ranks, "buffers": buffers, "activations": layer} | head
     )
 
 
-def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> tuple[dict[str, int], int]:
+def _training_states(
+    zero: ZeroMemory, ranks: int, role: LearnerConfig, shape: ModelShape
+) -> tuple[dict[str, int], int]:
     """Return the bytes on the device by kind, and the bytes in host memory."""
-    settings = role_deepspeed_config(role)
-    assert settings is not None, "a role that trains runs on DeepSpeed"
-    zero, model, ranks = settings.zero_optimization, role.model_args, plan.ranks // tensor_parallel(role)
+    model = role.model_args
     full, width = shape.parameters, 4 if model.dtype == "fp32" else 2
     states = 8 if model.dtype == "fp32" and zero.stage == 0 else 12
     if isinstance(role, CriticConfig):
@@ -106,63 +105,43 @@ def _training_states(plan: RolePlan, role: LearnerConfig, shape: ModelShape) -> 
         "weights": width * (held // (ranks if zero.stage == 3 else 1) + secondary(zero, held)),
         "gradients": width * trained // (ranks if zero.stage >= 2 else 1),
         "optimizer": states * trained // (ranks if zero.stage >= 1 else 1),
-        "buffers": width * (gathered_parameters(zero, shape, ranks) + bucketed(zero)),
+        "buffers": width * (gathered_parameters(zero, shape, ranks) + zero.bucket_numbers),
     }
     host = 0
-    if zero.offload_optimizer and zero.offload_optimizer.device != "none":
+    if zero.optimizer_on != "none":
         if zero.stage > 1:
             del device["gradients"]
         host = host_bytes_unless_offloaded(zero, width) * trained // ranks
-    for kind, offload in (("optimizer", zero.offload_optimizer), ("weights", zero.offload_param)):
-        if offload and offload.device != "none":
+    for kind, place in (("optimizer", zero.optimizer_on), ("weights", zero.parameters_on)):
+        if place != "none":
             moved = device.pop(kind)
-            host += moved if offload.device == "cpu" else 0
+            host += moved if place == "cpu" else 0
     return device, host
 
 
-def secondary(zero: ZeroOptimizationConfig, held: int) -> int:
+def secondary(zero: ZeroMemory, held: int) -> int:
     """Return the number of weights in a rank's shard of the secondary copy, which is sharded over the ranks of a host
     (ZeRO++, hpZ).
     """
-    sharers = _or_its_own(zero, "zero_hpz_partition_size", 1)
-    return held // sharers if sharers > 1 else 0
+    return held // zero.secondary_ranks if zero.secondary_ranks > 1 else 0
 
 
-def host_bytes_unless_offloaded(zero: ZeroOptimizationConfig, width: int) -> int:
+def host_bytes_unless_offloaded(zero: ZeroMemory, width: int) -> int:
     """Return the host memory in bytes per parameter that offloaded optimizer states need in addition to the states.
 
     It holds the accumulated gradients, their fp32 copy for the update (unless the states are on NVMe), and below stage
     3 the updated weights before they are copied back.
     """
-    swapped = zero.offload_optimizer is not None and zero.offload_optimizer.device == "nvme"
-    return width * (1 if zero.stage == 3 else 2) + (0 if swapped else 4)
+    return width * (1 if zero.stage == 3 else 2) + (0 if zero.optimizer_on == "nvme" else 4)
 
 
-def gathered_parameters(zero: ZeroOptimizationConfig, shape: ModelShape, ranks: int) -> int:
+def gathered_parameters(zero: ZeroMemory, shape: ModelShape, ranks: int) -> int:
     """Return the largest number of parameters that stage 3 gathers on a rank at a time: at least those of the embedding
     or the head.
     """
     if zero.stage < 3 or ranks == 1:
         return 0
-    may = _or_its_own(zero, "stage3_max_live_parameters", 10**9)
-    return min(shape.parameters, max(may, shape.vocab_size * shape.hidden_size))
-
-
-def bucketed(zero: ZeroOptimizationConfig) -> int:
-    """Return the number of gradients in reduction buckets. On stages 1 and 2 with `overlap_comm`, there are two
-    buckets.
-    """
-    if zero.stage == 0 or not _or_its_own(zero, "contiguous_gradients", True):
-        return 0
-    return _or_its_own(zero, "reduce_bucket_size", 5 * 10**8) * (
-        2 if zero.stage < 3 and _or_its_own(zero, "overlap_comm", False) else 1
-    )
-
-
-def _or_its_own(zero: ZeroOptimizationConfig, key: str, default: int) -> int:
-    """Return the value of `key`, or DeepSpeed's default if the key is not set or is `auto`."""
-    given = (zero.model_extra or {}).get(key, "auto")
-    return default if given == "auto" else int(given)
+    return min(shape.parameters, max(zero.live_parameters, shape.vocab_size * shape.hidden_size))
 
 
 def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:

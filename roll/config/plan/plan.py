@@ -8,13 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from roll.config.checks.deepspeed import deepspeed_faults
+from roll.config.checks.backends import backend_faults, backend_needs
 from roll.config.checks.experiment import experiment_faults, experiment_notes, experiment_warnings, uses_reference
 from roll.config.checks.experts import expert_faults
-from roll.config.checks.head_sizes import head_size_faults
-from roll.config.checks.hybrids import hybrid_faults
-from roll.config.checks.sequence_parallel import sequence_parallel_faults
-from roll.config.checks.tensor_parallel import tensor_parallel_faults
 from roll.config.derived.batch import BatchPlan, batch_faults, batch_warnings, plan_batch
 from roll.config.derived.environment_roles import ENVIRONMENTS
 from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
@@ -76,20 +72,17 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
         *earlier,
         *placement_faults(config),
         *experiment_faults(config),
-        *deepspeed_faults(config),
         *batch_faults(config),
     ]
     found = check_disk(config)
     faults += [
         *variable_faults(config),
         *found.faults,
-        *sequence_parallel_faults(config, found.shapes),
-        *tensor_parallel_faults(config, found.shapes),
-        *hybrid_faults(config, found.shapes),
+        *backend_faults(config, found.shapes),
         *expert_faults(config, found.shapes),
     ]
     warnings = [*placement_warnings(config), *batch_warnings(config), *experiment_warnings(config), *found.warnings]
-    missing = [*found.missing, *head_size_faults(config, found.shapes)]
+    missing = [*found.missing, *backend_needs(config, found.shapes)]
     if config.dry_run:
         warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in missing]
     else:

@@ -13,10 +13,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from roll.config.schema.deepspeed_keys import REFUSED
-from roll.config.schema.engine import DeepSpeedConfig, VllmConfig
+from roll.config.schema.backend import BackendConfig
 from roll.config.schema.fields import DISCRIMINATOR, blocks_of, dotted, paths_of_key, section_at
-from roll.config.schema.foreign import MEGATRON_KEYS, STRATEGIES
+from roll.config.schema.foreign import STRATEGIES
 from roll.config.schema.methods import NO_METHOD
 from roll.config.schema.other_names import PROGRAMS, counterpart_of, counterparts_of_block
 from roll.config.schema.pipelines import PIPELINES
@@ -94,15 +93,10 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         return foreign
     name = str(place[-1])
     section = section_at(root, place[:-1], values)
-    if section is DeepSpeedConfig and name in REFUSED:
-        why, instead = REFUSED[name]
-        return Fault(dotted(place), f"{printable(value)}, but {why}", f"remove it; {instead}")
-    if section is DeepSpeedConfig and name in MEGATRON_KEYS:
-        return Fault(
-            dotted(place),
-            f"{printable(value)}: this is a key of Megatron, but the block is for DeepSpeed",
-            MEGATRON_KEYS[name],
-        )
+    backend = section if section and issubclass(section, BackendConfig) else None
+    if backend and name in backend.refused_keys:
+        why, instead = backend.refused_keys[name]
+        return Fault(dotted(place), f"{printable(value)}{why}", instead)
     known = sorted(section.model_fields) if section else []
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     elsewhere = _elsewhere(place, root, values)
@@ -111,7 +105,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
     )
     is_roll = name not in PROGRAMS and bool(owners or close)
     translated = (None if is_roll else counterparts_of_block(name, value, root)) or counterpart_of(name, root)
-    if translated and section not in (DeepSpeedConfig, VllmConfig):
+    if translated and not backend:
         return Fault(dotted(place), f"unknown key, with the value {printable_at(place, value)}", translated)
     above = dotted(place[:-1]) or "the root"
     if owners and not elsewhere:
@@ -120,8 +114,8 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         remedy = f"did you mean '{close[0]}'?"
     elif elsewhere:
         remedy = f"this key belongs to {' or '.join(elsewhere[:4])}"
-    elif section is VllmConfig:
-        remedy = "if it is an argument of vLLM's AsyncEngineArgs, put it under engine_args"
+    elif backend and backend.other_keys:
+        remedy = backend.other_keys
     else:
         far = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         remedy = f"did you mean '{far[0]}'? " if far else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,13 +15,12 @@ from roll.config.schema.base import (
     Seconds,
     StrictConfig,
 )
-from roll.config.schema.engine import HfInferStrategyConfig, VllmStrategyConfig
 from roll.config.schema.model import GeneratingConfig, ModelConfig
+from roll.config.schema.strategies import ServingStrategy
 
 JUDGE, SCORER = "llm_judge", "reward_model"
 MODEL_REWARDS = (JUDGE, SCORER)
 """Names of the rewards that are computed by a model."""
-ServingStrategy = Annotated[VllmStrategyConfig | HfInferStrategyConfig, Field(discriminator="strategy_name")]
 
 
 class JudgeSamplingConfig(GeneratingConfig):

@@ -21,15 +21,15 @@ from roll.config.schema.base import (
     StrictConfig,
     VariableText,
 )
-from roll.config.schema.engine import (
-    DeepSpeedInferStrategyConfig,
-    DeepSpeedTrainStrategyConfig,
-    HfInferStrategyConfig,
-    StrategyConfig,
-    VllmStrategyConfig,
-)
 from roll.config.schema.model import DataConfig, GeneratingConfig, ModelConfig, TrainingConfig
-from roll.config.schema.model_rewards import ModelRewardKeys, ServingStrategy
+from roll.config.schema.model_rewards import ModelRewardKeys
+from roll.config.schema.strategies import (
+    AnyStrategy,
+    GeneratingStrategy,
+    ScoringStrategy,
+    ServingStrategy,
+    TrainingStrategy,
+)
 
 SET_NAME = r"^[A-Za-z0-9_.-]+$"
 
@@ -40,7 +40,7 @@ class RoleConfig(StrictConfig):
     model_args: ModelConfig = Field(
         default_factory=lambda: ModelConfig.model_validate({}), description="The model of the role."
     )
-    strategy_args: StrategyConfig = Field(description="The backend that runs the model, and its settings.")
+    strategy_args: AnyStrategy = Field(description="The backend that runs the model, and its settings.")
     device_mapping: tuple[NonNegativeInt, ...] | None = Field(
         None,
         description="GPUs of the role, numbered across all nodes: a list, or `list(range(0,16))`. If not given, the "
@@ -68,9 +68,7 @@ class RoleConfig(StrictConfig):
 class LearnerConfig(RoleConfig):
     """A model in training."""
 
-    strategy_args: DeepSpeedTrainStrategyConfig = Field(
-        description="The backend that trains the model, and its settings."
-    )
+    strategy_args: TrainingStrategy = Field(description="The backend that trains the model, and its settings.")
     training_args: TrainingConfig = Field(
         default_factory=lambda: TrainingConfig.model_validate({}),
         description="Optimizer, learning-rate schedule and batch size.",
@@ -101,9 +99,7 @@ class RowsTrainConfig(ActorTrainConfig):
 class ActorInferConfig(RoleConfig):
     """The policy in the inference engines."""
 
-    strategy_args: Annotated[VllmStrategyConfig | HfInferStrategyConfig, Field(discriminator="strategy_name")] = Field(
-        description="The backend that generates, and its settings."
-    )
+    strategy_args: GeneratingStrategy = Field(description="The backend that generates, and its settings.")
     generating_args: GeneratingConfig = Field(
         default_factory=lambda: GeneratingConfig.model_validate({}), description="Sampling parameters of rollouts."
     )
@@ -115,9 +111,7 @@ class ReferenceConfig(RoleConfig):
     The model is frozen and only computes log-probs or hidden states.
     """
 
-    strategy_args: Annotated[
-        HfInferStrategyConfig | DeepSpeedInferStrategyConfig, Field(discriminator="strategy_name")
-    ] = Field(description="The backend that runs the model, and its settings.")
+    strategy_args: ScoringStrategy = Field(description="The backend that runs the model, and its settings.")
 
 
 class DomainTeacherConfig(ReferenceConfig):

@@ -1,4 +1,4 @@
-"""Settings of the strategies of transformers.
+"""The block of transformers in the configuration, and the settings of its strategies.
 
 The driver creates settings and sends them to a worker, which calls `build`. Importing this module imports no backend.
 Only `build` imports the strategy, in the process that runs it. Functions and classes in settings are pickled by name,
@@ -8,9 +8,13 @@ so they must be defined at the top level of a module.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from roll.backend_settings import ModelWrapper, choose_algorithms
+from pydantic import Field
+
+from roll.backend_settings import ModelWrapper, RoleModel, choose_algorithms
+from roll.config.schema.backend import BackendTraits, StrategyConfig
+from roll.config.schema.base import StrictConfig
 from roll.config.schema.model import ModelConfig
 
 if TYPE_CHECKING:
@@ -66,3 +70,36 @@ class HfRewardSettings:
         from roll.engines.hf.reward import HfReward
 
         return HfReward(self, rank)
+
+
+class HfConfig(StrictConfig):
+    """Settings of transformers, with one device per worker. There are no keys."""
+
+
+class HfInferStrategyConfig(StrategyConfig):
+    """Log-probs with transformers, and generation on machines without vLLM."""
+
+    strategy_name: Literal["hf_infer"] = Field(
+        description="Compute log-probs with transformers; also generates if vLLM is not available, slowly."
+    )
+    strategy_config: HfConfig = Field(default_factory=HfConfig, description="Empty: this strategy has no settings.")
+
+    @property
+    def traits(self) -> BackendTraits:
+        """See `StrategyConfig`."""
+        return BackendTraits(loads_adapters=True)
+
+    def generate_settings(
+        self, model: RoleModel, context: int, adapter_rank: int | None, keeps_kv_cache: bool
+    ) -> HfGenerateSettings:
+        """See `GenerateBackend`."""
+        return HfGenerateSettings(model.path, model.arguments)
+
+    def score_settings(self, model: RoleModel, wrap: ModelWrapper) -> HfScoreSettings:
+        """See `ScoreBackend`."""
+        return HfScoreSettings(model.path, model.arguments, wrap, model.deterministic)
+
+    def reward_settings(self, model: RoleModel, context: int, token_budget: int | None) -> HfRewardSettings:
+        """See `RewardBackend`."""
+        assert token_budget is not None
+        return HfRewardSettings(model.path, model.arguments, token_budget, model.deterministic)

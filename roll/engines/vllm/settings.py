@@ -1,4 +1,4 @@
-"""Settings of the strategies of vLLM.
+"""The block of vLLM in the configuration, and the settings of its strategies.
 
 The driver creates settings and sends them to a worker, which calls `build`. Importing this module imports no backend.
 Only `build` imports the strategy, in the process that runs it. Functions and classes in settings are pickled by name,
@@ -7,14 +7,75 @@ so they must be defined at the top level of a module.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from roll.config.schema.engine import VllmConfig
+from pydantic import Field
+
+from roll.backend_settings import RoleModel
+from roll.config.schema.backend import BackendConfig, BackendTraits, EngineMemory, StrategyConfig
+from roll.config.schema.base import PositiveFloat, PositiveInt, Ranks
 from roll.config.schema.model import ModelConfig
+from roll.system.sizes import GIB
 
 if TYPE_CHECKING:
     from roll.backend import GenerateStrategy, Rank, RewardStrategy
+    from roll.config.derived.model_shape import ModelShape
+    from roll.config.schema.pipelines import Config
+    from roll.config.schema.roles import RoleConfig
+    from roll.errors import Fault
+
+
+class VllmConfig(BackendConfig):
+    """Settings of vLLM.
+
+    `engine_args` passes further settings to vLLM's `AsyncEngineArgs`.
+    """
+
+    other_keys: ClassVar[str] = "if it is an argument of vLLM's AsyncEngineArgs, put it under engine_args"
+
+    tensor_parallel_size: Ranks = Field(1, description="Number of GPUs per engine, over which its layers are sharded.")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9,
+        description="Fraction of a GPU's memory that the engine may use. Lower it if other roles stay on the same GPU.",
+    )
+    kv_cache_gib: PositiveFloat = Field(1.0, description="Memory for the KV cache in GiB, on the CPU only.")
+    max_model_len: PositiveInt | None = Field(
+        None,
+        description="Largest context length in tokens: prompt and response, or episode. If not given, the largest "
+        "that the run can need.",
+    )
+    max_num_seqs: PositiveInt = Field(
+        512, description="Largest number of sequences that one engine generates concurrently."
+    )
+    max_num_batched_tokens: PositiveInt = Field(
+        8192,
+        description="Largest number of tokens in one engine step. On the CPU at least `max_model_len`, because "
+        "prefill is not chunked there.",
+    )
+    block_size: PositiveInt | None = Field(
+        None, description="Number of tokens per KV-cache block; vLLM's default if not given."
+    )
+    enforce_eager: bool = Field(
+        False, description="Do not compile the model or capture CUDA graphs: starts faster, generates more slowly."
+    )
+    enable_prefix_caching: bool = Field(
+        True,
+        description="Share the KV cache of common prefixes, such as the prompt of a group and earlier turns of an "
+        "episode.",
+    )
+    load_format: Literal["auto", "dummy", "safetensors"] = Field(
+        "auto",
+        description="How the engine loads its initial weights. `dummy` skips this; the first weight sync then sets "
+        "them.",
+    )
+    disable_custom_all_reduce: bool = Field(
+        False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."
+    )
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="Additional arguments of vLLM's `AsyncEngineArgs`."
+    )
 
 
 @dataclass(frozen=True)
@@ -57,3 +118,64 @@ class VllmRewardSettings:
         from roll.engines.vllm.reward import VllmReward
 
         return VllmReward(self, rank)
+
+
+class VllmStrategyConfig(StrategyConfig):
+    """Generation with vLLM."""
+
+    strategy_name: Literal["vllm"] = Field(description="Generate with vLLM.")
+    strategy_config: VllmConfig = Field(
+        default_factory=lambda: VllmConfig.model_validate({}), description="Settings of the engine."
+    )
+
+    @property
+    def traits(self) -> BackendTraits:
+        """See `StrategyConfig`."""
+        engine = self.strategy_config
+        return BackendTraits(
+            devices_per_rank=engine.tensor_parallel_size,
+            batches_by_tokens=False,
+            own_kernels=True,
+            pauses=True,
+            loads_adapters=True,
+            discards_weights=True,
+            most_requests=engine.max_num_seqs,
+            context=engine.max_model_len,
+            memory=EngineMemory(
+                engine.gpu_memory_utilization, "gpu_memory_utilization", cpu_cache=int(engine.kv_cache_gib * GIB)
+            ),
+        )
+
+    def faults(self, name: str, role: RoleConfig, config: Config, shape: ModelShape | None) -> Iterable[Fault]:
+        """See `OwnFaults`."""
+        from roll.engines.vllm.checks import vllm_faults
+
+        return vllm_faults(self.strategy_config, name, role, config, shape)
+
+    def missing(self, name: str, role: RoleConfig, shape: ModelShape | None) -> Iterable[Fault]:
+        """See `OwnNeeds`."""
+        from roll.engines.vllm.checks import missing_in_vllm
+
+        return missing_in_vllm(name, role, shape)
+
+    def generate_settings(
+        self, model: RoleModel, context: int, adapter_rank: int | None, keeps_kv_cache: bool
+    ) -> VllmSettings:
+        """See `GenerateBackend`."""
+        engine = self.strategy_config
+        return VllmSettings(
+            model.path,
+            model.arguments,
+            engine,
+            max_model_len=context,
+            adapter_rank=adapter_rank,
+            seed=model.seed,
+            takes_turns=model.takes_turns,
+            keeps_kv_cache=keeps_kv_cache,
+        )
+
+    def reward_settings(self, model: RoleModel, context: int, token_budget: int | None) -> VllmRewardSettings:
+        """See `RewardBackend`."""
+        return VllmRewardSettings(
+            model.path, model.arguments, self.strategy_config, context, model.seed, model.takes_turns
+        )

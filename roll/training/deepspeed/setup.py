@@ -12,13 +12,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from roll.backend import Rank
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
 from roll.models.routers import expert_blocks
 from roll.models.sequence_parallel import SequenceGroup, not_shared_out
 from roll.training.deepspeed.optimizers import Place, make_optimizer, make_schedule
+from roll.training.deepspeed.settings import DeepSpeedConfig
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 

@@ -8,10 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from roll.backend import Rank
-from roll.config.checks.deepspeed import swap_paths
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.errors import ConfigError, Fault
 from roll.system.own_folder import own_folder, remove_ownerless
+from roll.training.deepspeed.settings import DeepSpeedConfig
 
 
 @contextmanager
@@ -24,7 +23,7 @@ def own_swap(config: DeepSpeedConfig, rank: Rank) -> Iterator[DeepSpeedConfig]:
     Raises:
         ConfigError: an `nvme_path` is not a writable folder, or libaio is not installed.
     """
-    zero, paths = config.zero_optimization, swap_paths(config)
+    zero, paths = config.zero_optimization, config.swap_paths
     with ExitStack() as folders:
         if paths:
             _check(paths, rank)

@@ -24,8 +24,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import PreTrainedModel
 
 from roll.backend import Rank
-from roll.config.checks.tensor_parallel import uneven
-from roll.config.derived.model_shape import shape_of
+from roll.config.derived.model_shape import shape_of, uneven_layers
 from roll.errors import ConfigError, Fault
 from roll.models.layers import on_host
 from roll.models.load import PackedModel
@@ -39,7 +38,7 @@ def set_tensor_plan(model: PackedModel, size: int, rank: Rank) -> None:
         ConfigError: the model does not support this degree of tensor parallelism.
     """
     config: Any = model.causal.config
-    if why := _no_plan(config.base_model_tp_plan, config.model_type) or uneven(shape_of(config.to_dict()), size):
+    if why := _no_plan(config.base_model_tp_plan, config.model_type) or uneven_layers(shape_of(config.to_dict()), size):
         where = f"{rank.role}.strategy_args.strategy_config.tensor_parallel.autotp_size"
         raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows")])
     vars(model)["config"] = config

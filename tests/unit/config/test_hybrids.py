@@ -136,7 +136,8 @@ def said(words: list[Any]) -> str:
 def test_plan_warns_of_missing_kernels_and_packages(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*TINY, hybrid, *BF16, NO_PREFIXES]
     there: set[str] = set()
-    monkeypatch.setattr("roll.config.load.on_disk.find_spec", lambda name: name if name in there else None)
+    for module in ("roll.config.load.on_disk", "roll.engines.vllm.checks"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: name if name in there else None)
     slow = "actor_train, reference: transformers runs the gated-delta layers without a kernel"
     assert slow in said(words) and "install flash-linear-attention" in said(words)
     assert "its code for Qwen3.5 needs the package torchvision" in said(words)

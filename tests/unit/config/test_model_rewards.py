@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from roll.config.checks.backends import backend_faults
 from roll.config.checks.model_rewards import model_reward_faults
 from roll.config.derived.placement import judged_in_turn, model_roles
 from roll.config.derived.reward_roles import judge_context, reward_roles
@@ -51,7 +52,8 @@ def plan_of(reward: dict[str, Any], domain: str = "llm_judge", **keys: Any) -> P
 
 def faults_of(reward: dict[str, Any], domain: str = "llm_judge", **keys: Any) -> dict[str, Fault]:
     """Return the faults of this reward, by place."""
-    return {fault.place: fault for fault in model_reward_faults(experiment(reward, domain, **keys))}
+    config = experiment(reward, domain, **keys)
+    return {fault.place: fault for fault in (*model_reward_faults(config), *backend_faults(config, {}))}
 
 
 def test_a_served_judge_is_a_role_with_devices() -> None:

@@ -13,8 +13,8 @@ from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.schema import model, offline, rlvr, roles
 from roll.config.schema.base import StrictConfig
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.config.shipped import PACKAGE
+from roll.training.deepspeed.settings import DeepSpeedConfig
 
 MODULES = (model, offline, rlvr, roles)
 SECTIONS = {
@@ -24,7 +24,7 @@ SECTIONS = {
     if isinstance(kind, type) and issubclass(kind, StrictConfig)
 }
 COMPARED = {"bf16", "fp16", "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size"}
-"""Keys that `roll/config/checks/deepspeed.py` reads by name, to compare them with the role's other keys."""
+"""Keys that `roll/training/deepspeed/checks.py` reads by name, to compare them with the role's other keys."""
 FIXED = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"}
 """Keys that have only one allowed value, the one that roll uses."""
 GO_THROUGH = {"wall_clock_breakdown", "communication_data_type", "data_types", "activation_checkpointing", "aio"}
@@ -64,7 +64,7 @@ def test_every_key_is_read(name: str, attributes_read: set[str]) -> None:
 
 def test_dead_key_exceptions_hold_as_documented() -> None:
     compared = {
-        node.value for node in ast.walk(tree_of("config/checks/deepspeed.py")) if isinstance(node, ast.Constant)
+        node.value for node in ast.walk(tree_of("training/deepspeed/checks.py")) if isinstance(node, ast.Constant)
     }
     assert compared >= COMPARED
     for key in FIXED:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.util
 import inspect
 import json
@@ -47,12 +46,12 @@ from tests import limits
 from tests.unit.docs.pages import ROOT, Block, blocks, read
 
 PAGE = "docs/extending.md"
-LINES = 36
+LINES = 30
 
 
 def code(where: str) -> Block:
     """Return the page's Python block for a file."""
-    (found,) = [block for block in blocks(PAGE) if where in (block.option("file"), block.option("append"))]
+    (found,) = [block for block in blocks(PAGE) if block.option("file") == where]
     return found
 
 
@@ -67,16 +66,6 @@ def written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Modul
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, module_name, module)
     spec.loader.exec_module(module)
-    return module
-
-
-def appended(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the module that an `append=` block extends. It contains the block's names while the test runs."""
-    module = importlib.import_module(name.removesuffix(".py").replace("/", "."))
-    namespace = dict(vars(module))
-    exec(compile(f"from __future__ import annotations\n{code(name).text}", PAGE, "exec"), namespace)
-    for added in namespace.keys() - vars(module).keys():
-        monkeypatch.setattr(module, added, namespace[added], raising=False)
     return module
 
 
@@ -249,7 +238,7 @@ class InProcess(Ranks[Any]):
 
 
 def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = written("roll/engines/uniform/settings.py", tmp_path, monkeypatch).UniformSettings
+    block = written("roll/engines/uniform/settings.py", tmp_path, monkeypatch).UniformStrategyConfig
     module = written("roll/engines/uniform/strategy.py", tmp_path, monkeypatch)
     for name, wanted in inspect.getmembers(ScoreStrategy, inspect.isfunction):
         if not name.startswith("_"):
@@ -257,10 +246,10 @@ def test_the_strategy_serves_as_a_reference(tmp_path: Path, monkeypatch: pytest.
                 inspect.signature(getattr(module.UniformScore, name)).parameters.keys()
                 == inspect.signature(wanted).parameters.keys()
             )
-    block = appended("roll/config/schema/engine.py", monkeypatch).UniformStrategyConfig
     strategy = block.model_validate({"strategy_name": "uniform", "strategy_config": {"vocab_size": 8}})
     ranks = [Rank("reference", number, 2, "localhost", 0, "cpu", limits.START) for number in range(2)]
-    group = InProcess([settings(**strategy.strategy_config.model_dump()).build(rank) for rank in ranks])
+    settings: Any = strategy.score_settings(cast(Any, None), cast(Any, None))
+    group = InProcess([settings.build(rank) for rank in ranks])
     step = sequences(2, 3, 1)
     reference = Reference(
         cast(WorkerGroup, group), token_budget=4, temperature=1.0, seconds=limits.CALL, move_seconds=limits.CALL

@@ -41,6 +41,7 @@ KEPT_TO = {
     "filelock": ["roll/system/locks.py"],
     "aiohttp": ["roll/agents/gateway/server.py"],
 }
+BACKENDS = ["roll.engines.hf", "roll.engines.vllm", "roll.training.deepspeed"]
 HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
 
 
@@ -149,6 +150,26 @@ def test_config_modules_have_no_circular_imports() -> None:
 def belongs(name: str, module: str) -> bool:
     """Return whether an import's full name is the module or a name in it."""
     return name == module or name.rpartition(".")[0] == module
+
+
+def users_of(module: str, folder: str) -> list[str]:
+    """Return the imports of a module, or of what it contains, outside a folder of roll."""
+    return [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in SOURCES
+        if not path.is_relative_to(ROOT / folder)
+        for line, name in imports(ast.parse(path.read_text()))
+        if f"{name}.".startswith(f"{module}.")
+    ]
+
+
+def test_only_the_configuration_imports_its_checks() -> None:
+    assert not users_of("roll.config.checks", "roll/config")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_has_its_settings_to_itself(backend: str) -> None:
+    assert not users_of(f"{backend}.settings", backend.replace(".", "/"))
 
 
 @pytest.mark.parametrize("library", sorted(KEPT_TO))

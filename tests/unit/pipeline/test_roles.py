@@ -24,6 +24,8 @@ from roll.runs import roles
 from roll.runs.role_models import training_flops
 from roll.runs.roles import Roles
 from roll.training.actor_train import TrainShape
+from roll.training.deepspeed import settings as deepspeed
+from roll.training.deepspeed.settings import TrainSettings
 
 HEAD = SHAPES["7b"]["vocab_size"] * SHAPES["7b"]["hidden_size"]
 
@@ -91,10 +93,10 @@ def loaded(experiment: str, output: Path, model: Path, *keys: str) -> Any:
 def test_a_trainer_knows_whether_it_shares_its_devices(
     experiment: str, shares: bool, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, settings = loaded(experiment, tmp_path, tiny_model), list[dict[str, Any]]()
+    config, settings = loaded(experiment, tmp_path, tiny_model), list[TrainSettings]()
     monkeypatch.setattr(roles, "WorkerGroup", Group)
     monkeypatch.setattr(roles, "worker_placements", lambda *_: [])
-    monkeypatch.setattr(roles, "TrainSettings", lambda **given: settings.append(given))
+    monkeypatch.setattr(deepspeed, "TrainSettings", lambda *given: settings.append(TrainSettings(*given)))
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
@@ -102,7 +104,7 @@ def test_a_trainer_knows_whether_it_shares_its_devices(
             found.actor_train("actor_train", config.actor_train, 1, 1.0)
 
     asyncio.run(run())
-    assert [given["takes_turns"] for given in settings] == [shares]
+    assert [given.takes_turns for given in settings] == [shares]
 
 
 def test_a_schedule_spans_steps_times_updates_times_epochs(
@@ -111,12 +113,12 @@ def test_a_schedule_spans_steps_times_updates_times_epochs(
     words = ("ppo_epochs=3", "loss_agg_mode=seq-mean-token-sum-norm", "loss_scale_factor=5")
     config, settings, shapes = (
         loaded("tiny/tiny_rlvr_lora_zero3", tmp_path, tiny_model, *words),
-        list[dict[str, Any]](),
+        list[TrainSettings](),
         list[TrainShape](),
     )
     monkeypatch.setattr(roles, "WorkerGroup", Group)
     monkeypatch.setattr(roles, "worker_placements", lambda *_: [])
-    monkeypatch.setattr(roles, "TrainSettings", lambda **given: settings.append(given))
+    monkeypatch.setattr(deepspeed, "TrainSettings", lambda *given: settings.append(TrainSettings(*given)))
     monkeypatch.setattr(roles, "ActorTrain", lambda _, shape, *__: shapes.append(shape))
 
     async def run() -> None:
@@ -127,7 +129,7 @@ def test_a_schedule_spans_steps_times_updates_times_epochs(
     asyncio.run(run())
     [shape] = shapes
     # 512 sequences per step, 128 per rank and update, 2 ranks: 2 updates.
-    assert (shape.updates, shape.epochs, settings[0]["total_updates"]) == (2, 3, 7 * 2 * 3)
+    assert (shape.updates, shape.epochs, settings[0].total_updates) == (2, 3, 7 * 2 * 3)
     assert (shape.loss_agg_mode, shape.loss_scale) == ("seq-mean-token-sum-norm", 5)
 
 

@@ -13,9 +13,9 @@ from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 
-from roll.config.checks.deepspeed import OFFLOADS
 from roll.config.schema.deepspeed_keys import BLOCKS
-from roll.config.schema.engine import DeepSpeedConfig, ZeroOffloadConfig, ZeroOptimizationConfig
+from roll.training.deepspeed.checks import OFFLOADS
+from roll.training.deepspeed.settings import DeepSpeedConfig, ZeroOffloadConfig, ZeroOptimizationConfig
 from roll.training.deepspeed.setup import engine_config
 
 

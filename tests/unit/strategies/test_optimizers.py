@@ -16,9 +16,9 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
 from roll.backend import Rank
-from roll.config.checks.optimizers import BY_METRIC, NEEDED, REMOVED, SCHEDULES
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError
+from roll.training.deepspeed.checks import BY_METRIC, NEEDED, REMOVED, SCHEDULES
 from roll.training.deepspeed.optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
 from tests import limits
 

@@ -9,15 +9,14 @@ import sys
 import pytest
 
 from roll.backend_settings import ModelLoader
-from roll.config.schema.engine import DeepSpeedConfig, VllmConfig
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.engines.hf.settings import HfScoreSettings
-from roll.engines.vllm.settings import VllmSettings
+from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.models.load import PackedPolicy, load_policy
 from roll.models.score import load_scores
 from roll.models.student import PackedTeacher
 from roll.models.value import load_values
-from roll.training.deepspeed.settings import ShardedScoreSettings, TrainSettings
+from roll.training.deepspeed.settings import DeepSpeedConfig, ShardedScoreSettings, TrainSettings
 from tests import limits
 
 MODEL_ARGS = ModelConfig.model_validate({"dtype": "bf16"})

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from roll.backend import Rank
-from roll.config.schema.engine import DeepSpeedConfig
 from roll.errors import ConfigError
 from roll.system.own_folder import remove_ownerless
 from roll.training.deepspeed import swap as deepspeed_swap
+from roll.training.deepspeed.settings import DeepSpeedConfig
 from roll.training.deepspeed.swap import own_swap
 from tests import limits
 

@@ -1,0 +1,50 @@
+"""Runs the checks that backends have of their own blocks, each in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+from roll.config.derived.model_shape import ModelShape
+from roll.config.derived.placement import model_roles
+from roll.config.schema.pipelines import Config
+from roll.config.schema.roles import RoleConfig
+from roll.errors import Fault
+
+
+@runtime_checkable
+class OwnFaults(Protocol):
+    """A block `strategy_args` with checks of its own."""
+
+    def faults(self, name: str, role: RoleConfig, config: Config, shape: ModelShape | None) -> Iterable[Fault]:
+        """Return the faults of a role with this block. `shape` is None unless its model is on this machine."""
+        ...
+
+
+@runtime_checkable
+class OwnNeeds(Protocol):
+    """A block `strategy_args` whose backend needs packages or kernels."""
+
+    def missing(self, name: str, role: RoleConfig, shape: ModelShape | None) -> Iterable[Fault]:
+        """Return faults of what this machine lacks. In a dry run they are only warnings."""
+        ...
+
+
+def backend_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
+    """Return the faults that the backends of all roles find. `shapes` has the known shapes of models by role."""
+    return [
+        fault
+        for name, role in model_roles(config).items()
+        if isinstance(role.strategy_args, OwnFaults)
+        for fault in role.strategy_args.faults(name, role, config, shapes.get(name))
+    ]
+
+
+def backend_needs(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
+    """Return faults of packages and kernels of the roles' backends that this machine lacks."""
+    return [
+        fault
+        for name, role in model_roles(config).items()
+        if isinstance(role.strategy_args, OwnNeeds)
+        for fault in role.strategy_args.missing(name, role, shapes.get(name))
+    ]

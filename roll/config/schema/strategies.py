@@ -1,0 +1,37 @@
+"""The types of the key `strategy_args`: which strategies a role may have."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union
+
+from pydantic import Field
+
+from roll.config.schema.backend import BACKENDS, StrategyConfig
+
+
+def strategies(*methods: str) -> tuple[type[StrategyConfig], ...]:
+    """Return the blocks of all backends that have these methods of `roll/backend_settings.py`."""
+    kinds = [kind for name in BACKENDS for kind in vars(import_module(name)).values() if isinstance(kind, type)]
+    blocks = [kind for kind in kinds if issubclass(kind, StrategyConfig) and kind.__module__ in BACKENDS]
+    return tuple(block for block in blocks if all(hasattr(block, method) for method in methods))
+
+
+def one_of(*methods: str) -> Any:
+    """Return the type of a key `strategy_args` that takes the strategies with these methods."""
+    blocks = strategies(*methods)
+    return blocks[0] if len(blocks) == 1 else Annotated[Union[blocks], Field(discriminator="strategy_name")]  # noqa: UP007
+
+
+if TYPE_CHECKING:
+    AnyStrategy: TypeAlias = StrategyConfig
+    TrainingStrategy: TypeAlias = StrategyConfig
+    ScoringStrategy: TypeAlias = StrategyConfig
+    GeneratingStrategy: TypeAlias = StrategyConfig
+    ServingStrategy: TypeAlias = StrategyConfig
+else:
+    AnyStrategy = one_of()
+    TrainingStrategy = one_of("train_settings")
+    ScoringStrategy = one_of("score_settings")
+    GeneratingStrategy = one_of("generate_settings")
+    ServingStrategy = one_of("generate_settings", "reward_settings")
