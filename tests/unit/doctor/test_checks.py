@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from roll.doctor.__main__ import exit_status, findings_summary, findings_table, main
-from roll.doctor.checks import diagnose
-from roll.doctor.facts import COMPILED_OPS, Diagnosis, Facts, Folder, Gpu, Network, Verdict
+from roll.doctor.__main__ import Diagnosis, Verdict, diagnose, exit_status, findings_summary, findings_table, main
+from roll.doctor.machine import COMPILED_OPS, Facts, Folder, Gpu, Network
 from roll.system.sizes import GIB
 from roll.training.deepspeed.extension_locks import ExtensionLock
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.doctor.facts import Gpu
-from roll.doctor.gather import (
+from roll.doctor.machine import (
+    Gpu,
     default_interface,
     existing,
     gpus_of,
@@ -114,15 +114,15 @@ def test_a_full_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 PATIENT = f"""
 import runpy, sys
-from roll.doctor import gather
-gather.PROBE_SECONDS = gather.CONNECT_SECONDS = {limits.PROCESS}
+from roll.doctor import machine
+machine.PROBE_SECONDS = machine.CONNECT_SECONDS = {limits.PROCESS}
 sys.argv = ["doctor", "--json"]
 runpy.run_module("roll.doctor", run_name="__main__")
 """
 IN_A_FOLDER_THAT_IS_GONE = f"""
 import os
-from roll.doctor import gather
-gather.TOOL_SECONDS = {limits.EXPIRY}
+from roll.doctor import machine
+machine.TOOL_SECONDS = {limits.EXPIRY}
 os.rmdir(os.getcwd())
 {PATIENT}"""
 HANGS = "#!/bin/sh\n/bin/sleep 3600\n"
