@@ -18,8 +18,7 @@ from roll.errors import ConfigError, Fault
 from roll.evaluation.request import Request
 from roll.evaluation.results import EvaluationResult
 from roll.evaluation.run import run_evaluation
-from roll.evaluation.settings import plan_evaluation
-from roll.evaluation.subject import find_subject
+from roll.evaluation.settings import find_subject, plan_evaluation
 from roll.runs.assemble import run_experiment
 from roll.runs.checkpointer import EXPORT
 from roll.runs.jobs import jobs_of

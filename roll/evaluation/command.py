@@ -46,8 +46,8 @@ def _evaluate(request: Request) -> None:
 
 def _planned(request: Request) -> Evaluation:
     """Return the checked evaluation of a request, and print its warnings."""
-    from roll.evaluation.settings import plan_evaluation  # Imported here, so that `--help` does not need torch.
-    from roll.evaluation.subject import find_subject
+    # Imported here, so that `--help` does not need torch.
+    from roll.evaluation.settings import find_subject, plan_evaluation
 
     evaluation = plan_evaluation(request, find_subject(request.subject))
     for text in evaluation.warnings:

@@ -19,8 +19,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
 from roll.errors import ConfigError, DataError, Fault
 from roll.evaluation.results import RESULTS_FILE, EvaluationResult, sample_record, set_result, write_results
-from roll.evaluation.settings import Evaluation, with_option_names
-from roll.evaluation.subject import Subject
+from roll.evaluation.settings import Evaluation, Subject, with_option_names
 from roll.export.__main__ import export
 from roll.ray.cluster import ClusterSession, cluster
 from roll.ray.guarded import guarded

@@ -14,8 +14,7 @@ import pytest
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
 from roll.evaluation.command import main, request_of
-from roll.evaluation.settings import Evaluation, plan_evaluation, with_option_names
-from roll.evaluation.subject import find_subject
+from roll.evaluation.settings import Evaluation, find_subject, plan_evaluation, with_option_names
 from tests.unit.evaluation.runs import run_folder
 
 
