@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+@cache
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    """Return the imports of a file."""
+    return list(imports(ast.parse(path.read_text())))
+
+
 def package(path: Path) -> str:
     """Return the package of a file: `models` for roll/models/load.py, `types` for roll/types.py."""
     return path.relative_to(ROOT / "roll").parts[0].removesuffix(".py")
@@ -64,7 +71,7 @@ def package(path: Path) -> str:
 
 def house_imports(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and package of every import from `roll`."""
-    for line, name in imports(ast.parse(path.read_text())):
+    for line, name in imports_of(path):
         if name.startswith("roll."):
             yield line, name.split(".")[1]
 
@@ -115,7 +122,7 @@ def room(path: Path) -> str:
 
 def config_imports(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and full name of every import of roll/config."""
-    for line, name in imports(ast.parse(path.read_text())):
+    for line, name in imports_of(path):
         if name.startswith("roll.config."):
             yield line, name
 
@@ -175,7 +182,7 @@ def test_a_backend_has_its_settings_to_itself(backend: str) -> None:
 @pytest.mark.parametrize("library", sorted(KEPT_TO))
 def test_engine_libraries_are_imported_only_by_their_backend(library: str) -> None:
     def uses(path: Path) -> bool:
-        return any(name.split(".")[0] == library for _, name in imports(ast.parse(path.read_text())))
+        return any(name.split(".")[0] == library for _, name in imports_of(path))
 
     users = [path.relative_to(ROOT) for path in SOURCES if uses(path)]
     assert users, f"nothing imports {library}: this test looks in the wrong place"
@@ -186,7 +193,7 @@ def test_config_imports_only_declarations_of_algorithms() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in CONFIG
-        for line, name in imports(ast.parse(path.read_text()))
+        for line, name in imports_of(path)
         if name.startswith("roll.algorithms.") and not name.startswith("roll.algorithms.methods.")
     ]
     assert not wrong, "\n".join(wrong)
@@ -198,7 +205,7 @@ def test_the_configuration_imports_nothing_heavy() -> None:
         for path in SOURCES
         if package(path) in ("config", "errors", "registry")
         or path.is_relative_to(ROOT / "roll" / "algorithms" / "methods")
-        for line, name in imports(ast.parse(path.read_text()))
+        for line, name in imports_of(path)
         if name.split(".")[0] in HEAVY
     ]
     assert not wrong, "\n".join(wrong)

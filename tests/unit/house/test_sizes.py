@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -22,29 +23,24 @@ def test_no_file_is_too_long() -> None:
     assert not {str(path): length for path, length in lengths.items() if length > FILE_LINES}
 
 
+@cache
+def functions() -> list[tuple[str, str, int]]:
+    """Return the place, the name and the number of lines of every function."""
+    return [
+        (f"{path.relative_to(ROOT)}:{node.lineno}", node.name, node.end_lineno - node.lineno + 1)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    ]
+
+
 def test_no_function_is_too_long() -> None:
-    long = {}
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                length = node.end_lineno - node.lineno + 1
-                if length >= FUNCTION_LINES:
-                    long[f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"] = length
-    assert not long
+    assert not [(place, name, lines) for place, name, lines in functions() if lines >= FUNCTION_LINES]
 
 
 def test_no_test_name_is_too_long() -> None:
-    functions = (
-        (path, node)
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-    )
-    assert not [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path, node in functions
-        if len(node.name.split("_")) - 1 > TEST_NAME_WORDS
-    ]
+    tests = [(place, name) for place, name, _ in functions() if name.startswith("test_")]
+    assert not [(place, name) for place, name in tests if len(name.split("_")) - 1 > TEST_NAME_WORDS]
 
 
 def test_the_guide_gives_the_same_bounds() -> None:
