@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +85,20 @@ def lay_inputs(config: Config) -> None:
             file.write_text(text)
 
 
+@cache
+def planned_without_inputs(name: str) -> tuple[Config, Plan]:
+    """Return an experiment's configuration and plan in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return planned(name)
+
+
 @pytest.mark.parametrize("name", experiments())
 def test_an_example_plans_without_a_warning(
     name: str, recwarn: pytest.WarningsRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its data files and models, the plan only warns about those files; with them, it has no warnings."""
+    config, plan = planned_without_inputs(name)
     monkeypatch.chdir(tmp_path)
-    config, plan = planned(name)
     assert [warning for warning in plan.warnings if ": there is no f" not in warning] == []
     lay_inputs(config)
     config, plan = planned(name)
