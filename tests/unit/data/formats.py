@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -217,13 +218,14 @@ FORMATS = {
     "llama3": Format("llama", LLAMA3, HEADERS),
     "mistral": Format("mistral", MISTRAL, ("</s>", "<s>", "[INST]", "[/INST]"), tools=False, system=False),
     "gemma": Format("gemma2", GEMMA, ("<end_of_turn>", "<bos>", "<start_of_turn>"), tools=False, system=False),
-    "deepseek": Format("deepseek_v3", DEEPSEEK, deepseek_tokens(), THINK),
+    "deepseek": Format("deepseek_v3", DEEPSEEK, tuple(deepseek_tokens()), THINK),
     "glm": Format("glm4_moe", GLM, GLM_TOKENS, (*HERMES, *THINK, *GLM_TAGS)),
 }
 
 
-def make_tokenizer(chat: Format) -> PreTrainedTokenizerBase:
-    """Return a byte-level BPE tokenizer with fewer than 1,000 merges and the family's added tokens."""
+@cache
+def trained(chat: Format) -> str:
+    """Return the JSON text of a byte-level BPE with fewer than 1,000 merges and the family's added tokens."""
     backend = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -237,7 +239,12 @@ def make_tokenizer(chat: Format) -> PreTrainedTokenizerBase:
     backend.train_from_iterator([*texts, chat.template], trainer)
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in chat.special])
     backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in chat.plain])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=chat.special[0])
+    return backend.to_str()
+
+
+def make_tokenizer(chat: Format) -> PreTrainedTokenizerBase:
+    """Return a new tokenizer of the family, of the text that `trained` returns."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(trained(chat)), eos_token=chat.special[0])
     tokenizer.chat_template = chat.template
     return tokenizer
 
