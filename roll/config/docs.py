@@ -21,7 +21,11 @@ from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.roll_v2.agentic import AGENTIC
 from roll.config.roll_v2.defaults import CISPO_CLIP, DEFAULTS, ENOUGH
-from roll.config.roll_v2.keys import (
+from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
+from roll.config.roll_v2.reward_functions import MEANT
+from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER
+from roll.config.schema.fields import ANY_NAME, blocks_of, section_at
+from roll.config.schema.foreign_names import (
     DIFFERS,
     HOLDS,
     IGNORED,
@@ -31,14 +35,10 @@ from roll.config.roll_v2.keys import (
     REWARD_CLASSES,
     ROLE,
     ROLES,
+    STRATEGIES,
     VALUES,
     VARIABLES,
 )
-from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
-from roll.config.roll_v2.reward_functions import MEANT
-from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER
-from roll.config.schema.fields import ANY_NAME, blocks_of, section_at
-from roll.config.schema.foreign import STRATEGIES
 from roll.config.schema.methods import Named
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema.pipelines import PIPELINES
@@ -286,7 +286,7 @@ def _defaults_of_roll() -> list[str]:
 
 
 def _differs(place: str) -> str:
-    return "".join(f"; {text}" for (of, _), text in DIFFERS.items() if of == place)
+    return "".join(f"; {text}" for text in DIFFERS.get(place, {}).values())
 
 
 def _meanings(values: Mapping[typing.Any, typing.Any], none: str = "what roll always does") -> str:

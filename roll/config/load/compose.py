@@ -34,7 +34,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from roll.config.load.flags import flag_parser, missing_plugin, parse_flags, plugin_faults
 from roll.config.load.loader import FLATTEN, resolution_fault
-from roll.config.roll_v2.keys import CRITIC_START, VARIABLES
+from roll.config.schema.foreign_names import CRITIC_START, VARIABLES
 from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
 from roll.errors import ConfigError, Fault
 

@@ -11,8 +11,8 @@ from typing import NoReturn
 from pydantic import BaseModel
 from rich.console import Console
 
+from roll.config.schema.faults import counterpart_of
 from roll.config.schema.fields import paths_of_key
-from roll.config.schema.other_names import counterpart_of
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.roles import ExperimentConfig
 from roll.config.shipped import experiments

@@ -23,9 +23,8 @@ from roll.config.roll_v2.defaults import is_of_roll, settle_defaults
 from roll.config.roll_v2.meanings import settle_meanings
 from roll.config.roll_v2.pictures import picture_faults
 from roll.config.roll_v2.translate import Translation, referenced_text, translate
-from roll.config.schema.faults import printable, schema_faults, without_unknown
+from roll.config.schema.faults import counterpart_of, printable, schema_faults, without_unknown
 from roll.config.schema.fields import dotted
-from roll.config.schema.other_names import counterpart_of
 from roll.config.schema.pipelines import PIPELINES, Config
 from roll.config.shipped import preset_names
 from roll.errors import ConfigError, Fault

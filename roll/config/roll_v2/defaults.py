@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from roll.config.roll_v2.keys import ROLE
 from roll.config.roll_v2.translate import TRAINED, Translation
 from roll.config.schema.fields import section_at
+from roll.config.schema.foreign_names import ROLE
 from roll.config.schema.pipelines import PIPELINES
 
 ENOUGH = 3

@@ -8,9 +8,9 @@ from typing import Any
 
 from roll.algorithms.methods.estimators import CLIP_NORMALISED, NORM_KEYS
 from roll.config.derived.devices import parse_devices
-from roll.config.roll_v2.keys import ROLES
 from roll.config.roll_v2.translate import TRAINED, Translation
 from roll.config.schema.faults import printable
+from roll.config.schema.foreign_names import ROLES
 
 SHORTEST_PROMPT = 5
 """ROLL drops prompts of at most this many tokens."""

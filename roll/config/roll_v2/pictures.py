@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from roll.config.roll_v2.keys import ROLES
 from roll.config.schema.faults import printable
 from roll.config.schema.fields import dotted
+from roll.config.schema.foreign_names import ROLES
 from roll.errors import Fault
 
 REMEDY = "use models, rows and rewards that are only text"

@@ -14,8 +14,11 @@ from roll.config.derived.devices import FORMS, parse_devices
 from roll.config.derived.rewards import SANDBOX, SANDBOX_TIMEOUT
 from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
-from roll.config.roll_v2.keys import (
-    BY_VARIANT,
+from roll.config.roll_v2.model_rewards import translate_model_rewards
+from roll.config.roll_v2.reward_functions import judge_as_roll, translate_reward_functions
+from roll.config.schema.faults import printable, printable_at
+from roll.config.schema.fields import dotted
+from roll.config.schema.foreign_names import (
     CRITIC_START,
     DIFFERS,
     HOLDS,
@@ -30,11 +33,8 @@ from roll.config.roll_v2.keys import (
     UNREAD,
     VALUES,
     VARIABLES,
+    WORKERS_BY_VARIANT,
 )
-from roll.config.roll_v2.model_rewards import translate_model_rewards
-from roll.config.roll_v2.reward_functions import judge_as_roll, translate_reward_functions
-from roll.config.schema.faults import printable, printable_at
-from roll.config.schema.fields import dotted
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.shipped import known_rewards
@@ -198,7 +198,7 @@ def _read_as(done: Translation) -> None:
                     f"remove the key (it is {target} here)"
                 )
             else:
-                _say(done, place, value, target, meanings[value], DIFFERS.get((pattern, value), ""))
+                _say(done, place, value, target, meanings[value], DIFFERS.get(pattern, {}).get(value, ""))
 
 
 def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, meaning: Any, differs: str = "") -> None:
@@ -310,13 +310,14 @@ def _worker_classes(done: Translation) -> None:
         else:
             said = "a role's class follows from its strategy; use strategy_args.strategy_name"
             done.warnings.append(f"{dotted(place)}: {printable(given)} is ignored; {said}")
-        if role == "actor_train" and given in OWN_WORKERS - BY_VARIANT and block.get("pg_variant") not in (None, "ppo"):
+        is_ppo = given in OWN_WORKERS and given not in WORKERS_BY_VARIANT
+        if role == "actor_train" and is_ppo and block.get("pg_variant") not in (None, "ppo"):
             variant = block.pop("pg_variant")
             done.warnings.append(
                 f"actor_train.pg_variant: {printable(variant)} is ignored; ROLL reads it only with an ActorPGWorker, "
                 f"so the loss is PPO's; set policy_loss"
             )
-        if role == "actor_train" and given in BY_VARIANT:
+        if role == "actor_train" and given in WORKERS_BY_VARIANT:
             block.setdefault("pg_variant", "vanilla")
 
 

@@ -15,10 +15,11 @@ from pydantic_core import ErrorDetails
 
 from roll.config.schema.backend import BackendConfig
 from roll.config.schema.fields import DISCRIMINATOR, blocks_of, dotted, paths_of_key, section_at
-from roll.config.schema.foreign import STRATEGIES
+from roll.config.schema.foreign_names import OTHER_NAMES, OTHER_NAMES_IN_RLVR, PROGRAMS, STRATEGIES
 from roll.config.schema.methods import NO_METHOD
-from roll.config.schema.other_names import PROGRAMS, counterpart_of, counterparts_of_block
 from roll.config.schema.pipelines import PIPELINES
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import ExperimentConfig
 from roll.config.schema.secrets import HIDDEN, LOGIN, is_secret, redacted
 from roll.errors import Fault
 
@@ -34,6 +35,11 @@ KINDS = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
+LEARNER = "<learner>"
+"""Placeholder for the trained role of the pipeline, for example `actor_train`."""
+LEARNERS = ("actor_train", "sft_train", "reward_train", "student")
+MOST_NAMED = 12
+"""Largest number of keys of a block that one message translates."""
 NUMBER = re.compile(r"-?\d+\.?\d*(e[+-]?\d+)?")
 MANY = 24
 """Largest number of a block's keys that a message lists."""
@@ -303,3 +309,48 @@ def _quotes(details: Sequence[ErrorDetails]) -> str:
         return ""
     plain = value.strip().lower()
     return ", without quotes" if plain in ("true", "false") or NUMBER.fullmatch(plain) else ""
+
+
+def counterpart_of(name: str, root: type[BaseModel]) -> str | None:
+    """Return the remedy for another program's name: the key to use instead. Return None for an unknown name.
+
+    Args:
+        name: The name in the other program.
+        root: The schema of the pipeline, or `ExperimentConfig` if the pipeline is unknown.
+    """
+    found = OTHER_NAMES_IN_RLVR.get(name) if root is RlvrConfig else None
+    found = found or OTHER_NAMES.get(name)
+    if found is None:
+        return None
+    learner = next((role for role in LEARNERS if role in root.model_fields), "ROLE")
+    how = found.how.replace(LEARNER, learner)
+    if found.key is None:
+        return how
+    key = found.key.replace(LEARNER, learner)
+    first = key.partition(".")[0]
+    if first == "ROLE":
+        key += f" (ROLE is {', '.join(LEARNERS)})"
+    elif root is not ExperimentConfig and first not in root.model_fields:
+        key += ", a key of another pipeline"
+    return f"use {key}" + (f"; {how}" if how else "")
+
+
+def counterparts_of_block(name: str, block: Any, root: type[BaseModel]) -> str | None:
+    """Return the remedy for a block of another program's file, key by key. Return None if none of its keys is known."""
+    if not isinstance(block, Mapping):
+        return None
+    known = [f"{path}: {text}" for path, leaf in _leaves(block) if (text := counterpart_of(leaf, root))]
+    if not known:
+        return None
+    more = f"; and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+    of = f"this is a block of {PROGRAMS[name]}; " if name in PROGRAMS else ""
+    return f"{of}use these keys: " + "; ".join(known[:MOST_NAMED]) + more
+
+
+def _leaves(block: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in block.items():
+        path = f"{above}.{key}" if above else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, str(key)

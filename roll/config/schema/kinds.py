@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from roll.errors import Fault
+from roll.registry import nearest
 
 
 @dataclass(frozen=True)
@@ -38,3 +41,29 @@ def one_of(*names: str) -> ValueKind:
 
 
 PRECISION = one_of("fp32", "fp16", "bf16")
+KINDS = {"flag": FLAG, "count": COUNT, "size": SIZE, "number": NUMBER, "block": BLOCK, "precision": PRECISION}
+"""Kinds by their names in `foreign_names.yaml`."""
+
+
+def block_faults(
+    where: str, given: Mapping[str, Any], kinds: Mapping[str, ValueKind], refused: Mapping[str, tuple[str, str]]
+) -> Iterator[Fault]:
+    """Yield faults of unknown keys, refused keys and values of the wrong kind.
+
+    The value `auto`, DeepSpeed's own choice, is valid for every key.
+    """
+    for key, value in given.items():
+        said = str(value).lower() if isinstance(value, bool) else repr(value)
+        if key in refused:
+            why, instead = refused[key]
+            yield Fault(f"{where}.{key}", f"{said}, but {why}", f"remove it; {instead}")
+        elif key not in kinds:
+            near = nearest(key, list(kinds))
+            remedy = "correct the name, or remove the key" if near else f"known keys of this block: {', '.join(kinds)}"
+            yield Fault(f"{where}.{key}", f"unknown key, with the value {said}{near}", remedy)
+        elif value != "auto" and not kinds[key].holds(value):
+            yield Fault(
+                f"{where}.{key}",
+                f"{said} is not allowed",
+                f"give {kinds[key].said}, or auto for DeepSpeed's own choice",
+            )

@@ -12,8 +12,8 @@ from typing import Any
 from roll.config.derived.batch import accumulates, sequences_per_update
 from roll.config.derived.model_shape import ModelShape, uneven_heads, uneven_layers
 from roll.config.derived.placement import ranks
-from roll.config.schema.deepspeed_keys import BLOCKS, block_faults
-from roll.config.schema.kinds import COUNT, FRACTION, NUMBER, PRECISION, SIZE, ValueKind, one_of
+from roll.config.schema.foreign_names import DEEPSPEED_BLOCKS
+from roll.config.schema.kinds import COUNT, FRACTION, NUMBER, PRECISION, SIZE, ValueKind, block_faults, one_of
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig, RoleConfig
@@ -132,11 +132,11 @@ def _shared_faults(settings: DeepSpeedConfig, where: str, name: str, role: RoleC
 
 def _blocks(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     """Yield faults of keys and values in the blocks that the schema passes to DeepSpeed unchecked."""
-    given = {name: getattr(settings, name) for name in BLOCKS} | {
+    given = {name: getattr(settings, name) for name in DEEPSPEED_BLOCKS} | {
         "zero_optimization": settings.zero_optimization.model_extra
     }
     for name, block in given.items():
-        yield from block_faults(f"{where}.{name}", block or {}, *BLOCKS[name])
+        yield from block_faults(f"{where}.{name}", block or {}, *DEEPSPEED_BLOCKS[name])
 
 
 def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:

@@ -27,8 +27,7 @@ from roll.config.schema.base import (
     Ranks,
     StrictConfig,
 )
-from roll.config.schema.deepspeed_keys import REFUSED
-from roll.config.schema.foreign import MEGATRON_KEYS
+from roll.config.schema.foreign_names import DEEPSPEED_REFUSED, MEGATRON_KEYS
 from roll.config.schema.model import ModelConfig, TrainingConfig
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class DeepSpeedConfig(BackendConfig):
     refused_keys: ClassVar[Mapping[str, tuple[str, str]]] = {
         key: (": this is a key of Megatron, but the block is for DeepSpeed", instead)
         for key, instead in MEGATRON_KEYS.items()
-    } | {key: (f", but {why}", f"remove it; {instead}") for key, (why, instead) in REFUSED.items()}
+    } | {key: (f", but {why}", f"remove it; {instead}") for key, (why, instead) in DEEPSPEED_REFUSED.items()}
 
     zero_optimization: ZeroOptimizationConfig = Field(description="Settings of ZeRO.")
     bf16: dict[str, Any] | None = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roll.config.schema.deepspeed_keys import REFUSED
+from roll.config.schema.foreign_names import DEEPSPEED_REFUSED
 from roll.pipeline import main
 
 RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")
@@ -14,12 +14,12 @@ MODEL = "actor_train.model_args"
 def test_refused_deepspeed_keys_say_what_to_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*RLVR, *(f"deepspeed_zero3.{key}=1" for key in REFUSED)]) == 2
+    assert main([*RLVR, *(f"deepspeed_zero3.{key}=1" for key in DEEPSPEED_REFUSED)]) == 2
     said = capsys.readouterr().err
     place = "actor_train.strategy_args.strategy_config"
     assert [
         key
-        for key, (why, use) in REFUSED.items()
+        for key, (why, use) in DEEPSPEED_REFUSED.items()
         if f"  {place}.{key}: 1, but {why}\n    remove it; {use}\n" not in said
     ] == []
 

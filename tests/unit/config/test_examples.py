@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from roll.config.load.compose import compose
 from roll.config.load.loader import ConfigWarning, checked_config
 from roll.config.plan.plan import Plan, make_plan
-from roll.config.roll_v2.keys import VARIABLES
+from roll.config.schema.foreign_names import VARIABLES
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.shipped import examples_folder, experiments, preset_names

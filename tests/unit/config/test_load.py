@@ -14,7 +14,7 @@ from roll.config import shipped
 from roll.config.load.compose import compose
 from roll.config.load.loader import ConfigWarning, checked_config
 from roll.config.plan.plan import Plan, make_plan
-from roll.config.roll_v2.keys import REWARD_CLASSES
+from roll.config.schema.foreign_names import REWARD_CLASSES
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-from pydantic import BaseModel
+from pathlib import Path
+from typing import get_type_hints
 
+import pytest
+import yaml
+from pydantic import BaseModel, TypeAdapter
+
+from roll.config.schema import foreign_names
+from roll.config.schema.faults import LEARNER, LEARNERS, counterpart_of, counterparts_of_block
 from roll.config.schema.fields import ANY_NAME, walk
+from roll.config.schema.foreign_names import OTHER_NAMES, OTHER_NAMES_IN_RLVR
 from roll.config.schema.offline import DpoConfig, SftConfig
-from roll.config.schema.other_names import (
-    LEARNER,
-    LEARNERS,
-    OTHER_NAMES,
-    OTHER_NAMES_IN_RLVR,
-    counterpart_of,
-    counterparts_of_block,
-)
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ExperimentConfig
@@ -70,6 +69,29 @@ remedy.
 def keys(root: type[BaseModel]) -> set[str]:
     """Return the path of every key and block of a schema."""
     return {".".join(step for step in key.path if step != ANY_NAME) for key in walk(root)}
+
+
+def test_tables_have_the_types_of_their_names() -> None:
+    types = {name: kind for name, kind in get_type_hints(foreign_names).items() if name.isupper()}
+    assert {"OTHER_NAMES", "DEEPSPEED_REFUSED", "IGNORED", "VALUES"} <= types.keys()
+    for name, kind in types.items():
+        if name != "DEEPSPEED_BLOCKS":  # its kinds are objects, looked up by name
+            TypeAdapter(kind, config={"strict": True}).validate_python(getattr(foreign_names, name))
+
+
+def test_every_key_of_a_file_table_is_read() -> None:
+    """A misspelt field of a group would be lost without a word."""
+    file = Path(foreign_names.__file__).with_suffix(".yaml")
+    tables = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for group in [*tables["other_programs"], *tables["other_programs_in_rlvr"]]:
+        assert group.keys() <= {"names", "key", "how"}, group
+    names = [name for group in tables["other_programs"] for name in group["names"]]
+    assert len(names) == len(set(names))
+    for group in [
+        *tables["deepspeed_refused"],
+        *(one for b in tables["deepspeed_blocks"].values() for one in b["refused"]),
+    ]:
+        assert group.keys() == {"keys", "why", "use"}, group
 
 
 def test_every_counterpart_is_a_key_of_a_pipeline() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from roll.config.roll_v2.keys import IGNORED, MEANINGS, READ_AS, REFUSED, ROLE, ROLES, VALUES
 from roll.config.roll_v2.translate import translate
 from roll.config.schema.fields import ANY_NAME, walk
+from roll.config.schema.foreign_names import IGNORED, MEANINGS, READ_AS, REFUSED, ROLE, ROLES, VALUES
 from roll.config.schema.pipelines import PIPELINES
 
 

@@ -21,4 +21,9 @@ def test_wheel_holds_package_and_examples() -> None:
         if file.is_file() and "__pycache__" not in file.parts
     }
     assert packed == here
-    assert {"roll/py.typed", "roll/_examples/config/deepspeed_zero3.yaml", "roll/_requirements/cpu.lock"} <= packed
+    assert {
+        "roll/py.typed",
+        "roll/config/schema/foreign_names.yaml",
+        "roll/_examples/config/deepspeed_zero3.yaml",
+        "roll/_requirements/cpu.lock",
+    } <= packed

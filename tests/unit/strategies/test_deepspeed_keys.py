@@ -13,7 +13,7 @@ from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 
-from roll.config.schema.deepspeed_keys import BLOCKS
+from roll.config.schema.foreign_names import DEEPSPEED_BLOCKS
 from roll.training.deepspeed.checks import OFFLOADS
 from roll.training.deepspeed.settings import DeepSpeedConfig, ZeroOffloadConfig, ZeroOptimizationConfig
 from roll.training.deepspeed.setup import engine_config
@@ -34,9 +34,9 @@ THEIRS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", DEEPSPEED_BLOCKS)
 def test_deepspeed_block_takes_or_refuses_every_key(block: str) -> None:
-    taken, refused = BLOCKS[block]
+    taken, refused = DEEPSPEED_BLOCKS[block]
     schema = set(ZeroOptimizationConfig.model_fields) if block == "zero_optimization" else set()
     theirs = THEIRS[block]
     assert set(taken) <= set(theirs)
@@ -44,9 +44,9 @@ def test_deepspeed_block_takes_or_refuses_every_key(block: str) -> None:
     assert not set(taken) & set(refused)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", DEEPSPEED_BLOCKS)
 def test_deepspeed_defaults_fit_the_kinds_of_keys(block: str) -> None:
-    for key, kind in BLOCKS[block][0].items():
+    for key, kind in DEEPSPEED_BLOCKS[block][0].items():
         chosen = THEIRS[block][key]
         assert chosen is None or key == "leaf_module" or kind.holds(chosen), key
         assert not kind.holds("some"), key

@@ -1,0 +1,103 @@
+"""Names of other programs: the tables of `foreign_names.yaml`.
+
+TRL, transformers, accelerate, verl, OpenRLHF, Megatron and DeepSpeed: their names are refused, with the key of roll to
+use instead. ROLL: its keys are read, ignored or refused by `roll.config.roll_v2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roll.config.schema.kinds import KINDS, ValueKind
+
+ROLES = ("actor_train", "actor_infer", "reference", "critic", "sft_train", "reward_train", "student", "teacher")
+ROLE = "<role>"
+CRITIC_START = "reward_pretrain"
+"""Root key of ROLL for the model of rewards, where a critic without a model of its own starts."""
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """The key of roll that corresponds to a key of another program."""
+
+    key: str | None = None
+    """Path in the schema. None if roll needs no key for it."""
+    how: str = ""
+    """Form of the value in roll. Without a key: what to do instead, and why no key is needed."""
+
+
+def _counterparts(groups: list[dict[str, Any]]) -> dict[str, Counterpart]:
+    return {name: Counterpart(group.get("key"), group.get("how", "")) for group in groups for name in group["names"]}
+
+
+def _refused(groups: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    return {key: (group["why"], group["use"]) for group in groups for key in group["keys"]}
+
+
+def _block(block: dict[str, Any]) -> tuple[dict[str, ValueKind], dict[str, tuple[str, str]]]:
+    return {key: KINDS[kind] for kind, keys in block["kinds"].items() for key in keys}, _refused(block["refused"])
+
+
+_TABLES = yaml.load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+)
+_ROLL = _TABLES["roll"]
+
+OTHER_NAMES: Mapping[str, Counterpart] = _counterparts(_TABLES["other_programs"])
+"""Counterparts in roll, by the name in the other program."""
+OTHER_NAMES_IN_RLVR: Mapping[str, Counterpart] = _counterparts(_TABLES["other_programs_in_rlvr"])
+"""Counterparts in `pipeline: rlvr` that differ from those in the other pipelines, or that exist only there."""
+PROGRAMS: Mapping[str, str] = _TABLES["programs"]
+"""Root keys of other programs' configuration files, each with the name of its program."""
+STRATEGIES: Mapping[str, tuple[str, str]] = {name: (of, use) for name, (of, use) in _TABLES["strategies"].items()}
+"""By ROLL's strategy name, the backend that roll does not support, and its replacement."""
+MEGATRON_KEYS: Mapping[str, str] = _TABLES["megatron_keys"]
+"""Keys of Megatron's `strategy_config`, with their replacements in that of DeepSpeed."""
+DEEPSPEED_REFUSED: Mapping[str, tuple[str, str]] = _refused(_TABLES["deepspeed_refused"])
+"""Refused keys at the top level of DeepSpeed's configuration, with reason and remedy."""
+DEEPSPEED_BLOCKS: Mapping[str, tuple[Mapping[str, ValueKind], Mapping[str, tuple[str, str]]]] = {
+    name: _block(block) for name, block in _TABLES["deepspeed_blocks"].items()
+}
+"""By block of DeepSpeed, the kinds of its keys that are not in the schema (`deepspeed/runtime/zero/config.py`), and its
+refused keys.
+"""
+
+VARIABLES: list[str] = _ROLL["variables"]
+"""Root keys that ROLL's files use as variables in `${...}`. An unused one is accepted in a file, but refused on the
+command line.
+"""
+IGNORED: Mapping[str, str] = _ROLL["ignored"]
+"""Keys that do not affect the result of training, with replacements, by key path."""
+REFUSED: Mapping[str, str] = _ROLL["refused"]
+"""Keys that affect the result of training, so that ignoring them would be wrong: they are faults. With replacements, by
+key path.
+"""
+HOLDS: Mapping[str, bool | int | str] = _ROLL["holds"]
+"""Values for which ROLL does what roll always does. A key of `REFUSED` with this value is not a fault."""
+READ_AS: Mapping[str, str] = _ROLL["read_as"]
+"""ROLL's key path to roll's key path."""
+MEANINGS: Mapping[str, Mapping[bool | str, str | None]] = _ROLL["meanings"]
+"""Translations of values, for key paths in `READ_AS`. None means that roll always does what the value requests. Other
+values have no counterpart.
+"""
+DIFFERS: Mapping[str, Mapping[bool | str, str]] = _ROLL["differs"]
+"""Differences between ROLL's behaviour and roll's counterpart, for key paths and values in `MEANINGS`."""
+UNREAD: Mapping[str, list[str]] = _ROLL["unread"]
+"""Root keys that neither ROLL's loss nor roll's counterpart reads, by value of `actor_train.pg_variant`."""
+VALUES: Mapping[str, Mapping[bool | str | None, str | None]] = _ROLL["values"]
+"""Values that ROLL and roll write differently, by key path."""
+OWN_WORKERS: list[str] = _ROLL["own_workers"]
+"""Classes of ROLL's roles that have counterparts in roll. Any other `worker_cls` is the user's, with a loss or a
+rollout of its own.
+"""
+WORKERS_BY_VARIANT: list[str] = _ROLL["workers_by_variant"]
+"""Classes whose loss `pg_variant` chooses. All others have PPO's."""
+REWARD_CLASSES: Mapping[str, str] = _ROLL["reward_classes"]
+"""Class name at the end of `rewards.*.worker_cls` to the name of the reward function, for classes with a counterpart in
+roll.
+"""
