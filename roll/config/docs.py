@@ -20,9 +20,8 @@ from roll.algorithms.methods.estimators import ESTIMATORS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
 from roll.config.roll_v2.agentic import AGENTIC
-from roll.config.roll_v2.defaults import CISPO_CLIP, DEFAULTS, ENOUGH
-from roll.config.roll_v2.model_rewards import KEY, OF_MODELS, PROMPTS
-from roll.config.roll_v2.reward_functions import MEANT
+from roll.config.roll_v2.meanings import CISPO_CLIP, DEFAULTS, ENOUGH
+from roll.config.roll_v2.rewards import KEY, MEANT, OF_MODELS, PROMPTS
 from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER
 from roll.config.schema.fields import ANY_NAME, blocks_of, section_at
 from roll.config.schema.foreign_names import (

@@ -19,10 +19,8 @@ from omegaconf.errors import (
 from pydantic import ValidationError
 
 from roll.config.load.user_code import inspect_user_code
-from roll.config.roll_v2.defaults import is_of_roll, settle_defaults
-from roll.config.roll_v2.meanings import settle_meanings
-from roll.config.roll_v2.pictures import picture_faults
-from roll.config.roll_v2.translate import Translation, referenced_text, translate
+from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
+from roll.config.roll_v2.translate import Translation, picture_faults, referenced_text, translate
 from roll.config.schema.faults import counterpart_of, printable, schema_faults, without_unknown
 from roll.config.schema.fields import dotted
 from roll.config.schema.pipelines import PIPELINES, Config

@@ -1,12 +1,14 @@
-"""Translates a plain configuration with ROLL's keys to roll's schema. Pure: returns a new mapping, warnings and
-faults.
+"""Translates a plain configuration with ROLL's keys to roll's schema. Pure: returns a new mapping, warnings and faults.
+
+Keys and pipelines for images, video and diffusion models are refused before any other check.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +16,7 @@ from roll.config.derived.devices import FORMS, parse_devices
 from roll.config.derived.rewards import SANDBOX, SANDBOX_TIMEOUT
 from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
-from roll.config.roll_v2.model_rewards import translate_model_rewards
-from roll.config.roll_v2.reward_functions import judge_as_roll, translate_reward_functions
+from roll.config.roll_v2.rewards import judge_as_roll, translate_model_rewards, translate_reward_functions
 from roll.config.schema.faults import printable, printable_at
 from roll.config.schema.fields import dotted
 from roll.config.schema.foreign_names import (
@@ -39,6 +40,56 @@ from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.shipped import known_rewards
 from roll.errors import Fault
+
+REMEDY = "use models, rows and rewards that are only text"
+CLASSES = re.compile(r"(Detection|Video|Vlm|VLM|Geo3k|Diffusion|Image)\w*$")
+"""Ends of the names of ROLL's worker classes."""
+TEMPLATES = re.compile(r"(^|[-_])vl([-_]|$)", re.IGNORECASE)
+KEYS = re.compile(r"(image|images|video|videos|vlm|max_pixels|min_pixels|wan|diffusion)(_|$)")
+SECTIONS = ("model_args", "data_args", "strategy_args", "generating_args")
+
+
+def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
+    """Return a fault for each key, class, template or strategy that is about images, video or diffusion models."""
+    found = [*_keys((), values), *_blocks(values)]
+    return [
+        Fault(dotted(place), f"{printable(value)}: roll does not support images, video or diffusion models", REMEDY)
+        for place, value in found
+    ]
+
+
+def _blocks(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    rewards = values.get("rewards")
+    blocks = {(role,): values.get(role) for role in (*ROLES, "validation")}
+    blocks |= {("rewards", name): block for name, block in rewards.items()} if isinstance(rewards, dict) else {}
+    for place, block in blocks.items():
+        if not isinstance(block, dict):
+            continue
+        if CLASSES.search(str(block.get("worker_cls", ""))):
+            yield (*place, "worker_cls"), block["worker_cls"]
+        for name in SECTIONS:
+            section = block.get(name)
+            if isinstance(section, dict):
+                yield from _section((*place, name), section)
+
+
+def _section(place: tuple[str, ...], section: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield from _keys(place, section)
+    for key, is_of_pictures in (
+        ("template", lambda text: TEMPLATES.search(text)),
+        ("strategy_name", lambda text: text.startswith("diffusion")),
+        ("model_type", lambda text: text.startswith("diffusion")),
+    ):
+        value = section.get(key)
+        if isinstance(value, str) and is_of_pictures(value):
+            yield (*place, key), value
+
+
+def _keys(place: tuple[str, ...], block: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in block.items():
+        if value is not None and KEYS.match(str(key)):
+            yield (*place, str(key)), value
+
 
 LENGTHS = ("prompt_length", "response_length")
 TRAINED = ("actor_train", "critic", "sft_train", "student")

@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 
 from roll.config.derived.devices import parse_devices
 from roll.config.load.loader import read_config
-from roll.config.roll_v2.defaults import is_of_roll
-from roll.config.roll_v2.meanings import settle_meanings
+from roll.config.roll_v2.meanings import is_of_roll, settle_meanings
 from roll.config.roll_v2.translate import translate
 
 TABLE = Path(__file__).with_name("keys_of_roll.tsv")

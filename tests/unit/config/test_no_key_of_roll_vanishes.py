@@ -12,8 +12,7 @@ import pytest
 from omegaconf import DictConfig
 
 from roll.config.load.loader import LoadedConfig, read_config
-from roll.config.roll_v2.defaults import is_of_roll, settle_defaults
-from roll.config.roll_v2.meanings import settle_meanings
+from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
 from roll.config.roll_v2.translate import Translation, translate
 from tests.unit.config.test_keys_of_roll import FILES, kind_of, rows
 
