@@ -22,6 +22,8 @@ from tests.unit.docs.pages import PAGES, ROOT, WRITTEN, anchors, blocks, first_c
 from tests.unit.house.surface import DECLARED
 
 SOURCES = sorted((ROOT / "roll").rglob("*.py"))
+TABLES = sorted((ROOT / "roll").rglob("*.yaml"))
+"""Tables with parts of messages."""
 TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
 KEYS = {key.path for root in PIPELINES.values() for key in walk(root)}
 STEPS = {step for path in KEYS for step in path} - {ANY_NAME}
@@ -172,7 +174,8 @@ def test_metrics_named_in_passing_exist(page: str) -> None:
 
 
 def test_pages_that_messages_name_exist() -> None:
-    named = {page for tree in TREES.values() for text in texts(tree) for page in re.findall(r"docs/\w+\.md", text)}
+    spoken = [*(text for tree in TREES.values() for text in texts(tree)), *(file.read_text("utf-8") for file in TABLES)]
+    named = {page for text in spoken for page in re.findall(r"docs/\w+\.md", text)}
     assert {"docs/clusters.md", "docs/configuration.md"} <= named
     assert all((ROOT / page).is_file() for page in named), named
 
@@ -228,6 +231,7 @@ def test_keys_of_yaml_blocks_exist(page: str) -> None:
 def test_identifiers_occur_in_the_project(page: str) -> None:
     files = [
         *SOURCES,
+        *TABLES,
         ROOT / "Makefile",
         ROOT / "pyproject.toml",
         *(ROOT / "examples").rglob("*.py"),
@@ -253,7 +257,7 @@ def test_messages_of_the_troubleshooting_table_are_real() -> None:
     }
     spoken = {text for tree in TREES.values() for text in texts(tree)} - comments
     real = [re.sub(r"\{[^{}]*(\{[^{}]*\})?[^{}]*\}", "…", text) for text in spoken]
-    real.append((ROOT / "requirements" / "install.sh").read_text(encoding="utf-8"))
+    real += [file.read_text(encoding="utf-8") for file in (ROOT / "requirements" / "install.sh", *TABLES)]
     messages = first_column("docs/running.md", "message")
     assert len(messages) >= 20
     for message in messages:
