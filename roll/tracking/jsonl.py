@@ -131,27 +131,10 @@ def read_ends(path: Path) -> tuple[list[dict[str, Any]], int]:
     return first + last, unreadable
 
 
-def places(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield the byte offset and the record of each line; None for an unreadable line.
-
-    Only one line at a time is kept in memory, because samples may be large.
-    """
-    begin = 0
-    for line, record in _lines(path):
-        yield begin, record
-        begin += len(line)
-
-
-def read_places(path: Path, begins: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the records of the lines at the byte offsets `begins`."""
-    found = []
-    with path.open("rb") as file:
-        for begin in begins:
-            file.seek(begin)
-            record = _record(file.readline())
-            assert record is not None, "the file was changed while it was read"
-            found.append(record)
-    return found
+def each_record(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the record of each line; None for an unreadable line. Only one is kept in memory."""
+    for _, record in _lines(path):
+        yield record
 
 
 def truncate_after(path: Path, step: int) -> int:

@@ -6,15 +6,17 @@ A page shows those of the recorded responses that fit onto it, spread evenly ove
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from roll.tracking.base import LOSSES
 from roll.tracking.console import duration, headline_metrics
 from roll.tracking.ending import RunEnd
-from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, places, read_places
+from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, each_record
 from roll.tracking.notices import by_topic
 from roll.tracking.report.charts import chart_sections
 from roll.tracking.report.page import Page, PageTable, write_page
@@ -25,23 +27,6 @@ BUDGET = 2_000_000
 """Largest number of characters of prompts and responses that a page takes from each file."""
 LONGEST = 12_000
 """Largest number of characters of one text. Only the beginning and the end of a longer text are shown."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Facts about one line of a file, which is one group."""
-
-    begin: int
-    """Byte offset of the line."""
-    step: int
-    characters: int
-    """Number of characters that the group takes on the page."""
-    responses: int
-    """Number of responses of the group."""
-    set: str = ""
-    """Name of the held-out set; empty for training."""
-    responses_of_step: int | None = None
-    """Number of responses in the whole step and set; None in files of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -191,71 +176,57 @@ def page_samples(folder: Path) -> tuple[PageSamples, PageSamples]:
 
 
 def _read(path: Path, budget: int = BUDGET) -> PageSamples:
-    lines: list[Kept] = []
-    unreadable = 0
-    for begin, record in places(path) if path.is_file() else ():
+    """Return the samples of a file. It is read twice, so that only the records of the page are in memory."""
+    characters: Counter[int] = Counter()
+    sampled: dict[tuple[int, str], int | None] = {}
+    kept = unreadable = 0
+    for record in each_record(path) if path.is_file() else ():
         if record is None:
             unreadable += 1
-        else:
-            lines.append(_kept(begin, record))
-    chosen = choose_samples(lines, budget)
-    records = read_places(path, [line.begin for line in chosen]) if chosen else []
+            continue
+        kept += len(record["responses"])
+        characters[record["step"]] += _characters(page_group(record))
+        sampled[record["step"], record.get("set", "")] = record.get("responses_of_step")
+    steps = choose_steps(characters, budget)
+    records = (record for record in each_record(path) if record) if kept else iter(())
+    if steps:
+        groups = [page_group(record) for record in records if record["step"] in steps]
+    else:  # even the first step is too large, or there is none
+        groups = [page_group(record) for record in islice(records, 1)]
+    counts = [count for count in sampled.values() if count is not None]
     return PageSamples(
-        groups=[page_group(record) for record in records],
-        shown=sum(line.responses for line in chosen),
-        kept=sum(line.responses for line in lines),
-        sampled=count_sampled(lines),
+        groups=groups,
+        shown=sum(len(group["responses"]) for group in groups),
+        kept=kept,
+        sampled=sum(counts) if len(counts) == len(sampled) else None,
         unreadable=unreadable,
     )
 
 
-def _kept(begin: int, record: Row) -> Kept:
-    group = page_group(record)
-    texts = [group["prompt"], *(response["text"] for response in group["responses"])]
-    texts += [turn["text"] for response in group["responses"] for turn in response["turns"]]
-    characters = sum(map(len, texts))
-    return Kept(
-        begin,
-        record["step"],
-        characters,
-        len(record["responses"]),
-        record.get("set", ""),
-        record.get("responses_of_step"),
-    )
+def _characters(group: Mapping[str, Any]) -> int:
+    """Return the number of characters that a group takes on the page."""
+    turns = [turn for response in group["responses"] for turn in response["turns"]]
+    return len(group["prompt"]) + sum(len(one["text"]) for one in (*group["responses"], *turns))
 
 
-def count_sampled(lines: Iterable[Kept]) -> int | None:
-    """Return the number of responses sampled in all steps and sets of the lines; None if it is unknown for one of
-    them.
-    """
-    of_step = {(line.step, line.set): line.responses_of_step for line in lines}
-    counts = [count for count in of_step.values() if count is not None]
-    return sum(counts) if len(counts) == len(of_step) else None
+def choose_steps(characters: Mapping[int, int], budget: int) -> set[int]:
+    """Return the steps whose samples a page shows.
 
-
-def choose_samples(lines: Sequence[Kept], budget: int) -> list[Kept]:
-    """Return the lines for a page, in the order of the file. All lines of a step are chosen, or none.
-
-    Steps are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps
-    between them. If even the first step does not fit, only its first line is chosen.
+    They are chosen in the order of `halving` until the next one does not fit: the first and the last step, then steps
+    between them.
 
     Args:
-        budget: largest number of characters.
+        characters: number of characters of each step.
+        budget: largest number of characters in all.
     """
-    by_step: dict[int, list[Kept]] = {}
-    for line in lines:
-        by_step.setdefault(line.step, []).append(line)
-    steps = sorted(by_step)
-    chosen: list[Kept] = []
+    steps = sorted(characters)
+    chosen: set[int] = set()
     for place in halving(len(steps)):
-        of_step = by_step[steps[place]]
-        needed = sum(line.characters for line in of_step)
-        if needed > budget:
-            chosen = chosen or of_step[:1]
+        budget -= characters[steps[place]]
+        if budget < 0:
             break
-        chosen += of_step
-        budget -= needed
-    return sorted(chosen, key=lambda line: line.begin)
+        chosen.add(steps[place])
+    return chosen
 
 
 def halving(count: int) -> Iterator[int]:

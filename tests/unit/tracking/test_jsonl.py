@@ -15,10 +15,9 @@ from roll.tracking.jsonl import (
     SAMPLES_FILE,
     VALIDATION_SAMPLES_FILE,
     JsonlTracker,
-    places,
+    each_record,
     read_ends,
     read_lines,
-    read_places,
     to_line,
     truncate_after,
 )
@@ -121,12 +120,10 @@ def test_validation_samples_have_their_own_file(tmp_path: Path, group: Callable[
     assert steps(tmp_path / VALIDATION_SAMPLES_FILE) == [0, 0, 0]
 
 
-def test_places_are_where_the_lines_begin(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_bytes(to_line({"step": 1, "text": "17 · 23"}) + b"torn\n" + to_line({"step": 2}))
-    found = list(places(path))
-    assert [record and record["step"] for _, record in found] == [1, None, 2]
-    assert read_places(path, [found[2][0], found[0][0]]) == [{"step": 2}, {"step": 1, "text": "17 · 23"}]
+def test_each_record_marks_unreadable_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes('{"step": 1, "text": "17 · 23"}\n{"step"\n{"step": 2}\n'.encode())
+    assert list(each_record(path)) == [{"step": 1, "text": "17 · 23"}, None, {"step": 2}]
 
 
 def test_samples_show_the_segments_of_several_turns(tmp_path: Path, of_several_turns: RolloutGroup) -> None:

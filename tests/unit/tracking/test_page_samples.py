@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.report.write import LONGEST, Kept, choose_samples, count_sampled, halving, page_samples, shortened
+from roll.tracking.report import write
+from roll.tracking.report.write import LONGEST, choose_steps, halving, page_samples, shortened
 from roll.types import RolloutGroup
 
 
@@ -25,42 +28,44 @@ def test_halving_order_visits_each_index_once_evenly(count: int) -> None:
         assert seen[0] == 0 and seen[-1] == count - 1 and widest <= (count - 1) / 2**halved + 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 50)), max_size=60), st.integers(0, 800))
-def test_whole_steps_are_chosen_within_the_budget(lines: list[tuple[int, int]], budget: int) -> None:
-    kept = [Kept(place, step, size, 1) for place, (step, size) in enumerate(sorted(lines))]
-    chosen = choose_samples(kept, budget)
-    assert chosen == sorted(chosen, key=lambda line: line.begin)
-    if sum(line.characters for line in kept) <= budget:
-        assert chosen == kept
-    elif sum(line.characters for line in kept if line.step == kept[0].step) > budget:
-        assert chosen == kept[:1], "if not even the first step fits, one of its lines is shown"
-    else:
-        assert sum(line.characters for line in chosen) <= budget
-        steps = {line.step for line in chosen}
-        assert [line for line in kept if line.step in steps] == chosen, "a step is shown completely or not at all"
+@given(st.dictionaries(st.integers(0, 30), st.integers(0, 50), max_size=30), st.integers(0, 800))
+def test_steps_are_chosen_within_the_budget(characters: dict[int, int], budget: int) -> None:
+    chosen = choose_steps(characters, budget)
+    assert sum(characters[step] for step in chosen) <= budget
+    if sum(characters.values()) <= budget:
+        assert chosen == set(characters)
+    if chosen:
+        assert min(characters) in chosen
 
 
 def test_a_step_that_just_fits_is_shown() -> None:
-    lines = [Kept(place, place, 10, 1) for place in range(3)]
-    assert [[line.step for line in choose_samples(lines, budget)] for budget in (9, 10, 19, 20, 29, 30)] == [
-        [0],
-        [0],
-        [0],
-        [0, 2],
-        [0, 2],
-        [0, 1, 2],
-    ]
+    chosen = [choose_steps({0: 10, 1: 10, 2: 10}, budget) for budget in (9, 10, 19, 20, 29, 30)]
+    assert chosen == [set(), {0}, {0}, {0, 2}, {0, 2}, {0, 1, 2}]
 
 
-def test_sampled_responses_are_counted_per_step_and_set() -> None:
-    lines = [
-        Kept(0, 1, 9, 4, "", 64),
-        Kept(1, 1, 9, 4, "", 64),
-        Kept(2, 2, 9, 4, "", 32),
-        Kept(3, 2, 9, 4, "gsm8k", 100),
-    ]
-    assert count_sampled(lines) == 64 + 32 + 100
-    assert count_sampled([*lines, Kept(4, 3, 9, 4)]) is None, "files of earlier versions do not record the number"
+def test_a_too_large_step_shows_one_group(
+    tmp_path: Path, group: Callable[..., RolloutGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = JsonlTracker(tmp_path)
+    for step in (1, 2):
+        tracker.samples(step, [group(0), group(1)])
+    tracker.close()
+    (tmp_path / "validation_samples.jsonl").unlink()
+    monkeypatch.setattr(write, "LONGEST", 10**7)
+    one = sum(len(each["text"]) for each in page_samples(tmp_path)[0].groups[0]["responses"])
+    assert [len(write._read(tmp_path / "samples.jsonl", budget).groups) for budget in (one // 2, 10**6)] == [1, 4]
+
+
+def test_responses_of_old_files_are_not_counted(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.samples(1, [group(0)])
+    tracker.close()
+    path = tmp_path / "samples.jsonl"
+    record = json.loads(path.read_text())
+    del record["responses_of_step"]
+    path.write_text(path.read_text() + json.dumps(record | {"step": 2}) + "\n")
+    training, _ = page_samples(tmp_path)
+    assert training.sampled is None and training.kept == 8
 
 
 def test_training_and_validation_are_both_on_the_page(tmp_path: Path, group: Callable[..., RolloutGroup]) -> None:
