@@ -13,9 +13,8 @@ import numpy as np
 import yaml
 
 from roll.rollout.record import given, single_turn
-from roll.tracking.ending import RunEnd, write_end
+from roll.tracking.history import STARTS_FILE, RunEnd, RunStart, write_end
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.start import STARTS_FILE, RunStart
 from roll.types import (
     Completion,
     Episode,

@@ -15,7 +15,7 @@ from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.runs.checkpoint.manifest import MANIFEST, verify_checkpoint
 from roll.runs.checkpoint.store import CheckpointStore
-from roll.tracking.start import read_starts
+from roll.tracking.history import read_starts
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"

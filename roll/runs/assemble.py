@@ -56,10 +56,10 @@ from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts
 from roll.tracking.console import StepLog, console_tracker
 from roll.tracking.fanout import Tracking
+from roll.tracking.history import read_starts, write_start
 from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.life import TICK, ActivityDisplay
 from roll.tracking.logs import RunLog
-from roll.tracking.start import read_starts, write_start
 from roll.tracking.trackers import open_named
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from roll.errors import BadInput, RollError, WorkerFailed
 from roll.runs.checkpointer import Checkpointer
-from roll.tracking.ending import END_FILE, RunEnd, write_end
+from roll.tracking.history import END_FILE, RunEnd, write_end
 from roll.tracking.jsonl import METRICS_FILE
 from roll.tracking.report.write import write_report
 

@@ -14,7 +14,7 @@ import transformers
 from roll.errors import ConfigError, Fault, RollError, WorkerFailed
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.ending import RunEnding
-from roll.tracking.ending import END_FILE, RunEnd, read_end
+from roll.tracking.history import END_FILE, RunEnd, read_end
 from roll.tracking.jsonl import JsonlTracker
 from roll.tracking.logs import RunLog
 

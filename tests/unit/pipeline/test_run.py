@@ -24,9 +24,8 @@ from roll.runs.interrupt import Interrupt
 from roll.runs.position import Position
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
-from roll.tracking.ending import read_end
+from roll.tracking.history import read_end, read_starts
 from roll.tracking.jsonl import JsonlTracker
-from roll.tracking.start import read_starts
 from tests.quiet import quiet_life
 
 

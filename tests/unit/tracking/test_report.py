@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from roll.errors import DataError
-from roll.tracking.ending import RunEnd, write_end
+from roll.tracking.history import RunEnd, read_starts, write_end, write_start
 from roll.tracking.jsonl import METRICS_FILE, JsonlTracker, read_lines
 from roll.tracking.report.charts import chart_sections
 from roll.tracking.report.records import series
 from roll.tracking.report.write import write_report
-from roll.tracking.start import read_starts, write_start
 from roll.types import RolloutGroup
 from tests import limits
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.tracking.start import STARTS_FILE, commit_of, read_starts, write_start
+from roll.tracking.history import STARTS_FILE, commit_of, read_starts, write_start
 from tests import limits
 
 

