@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def test_settings_of_unchosen_strategy_are_not_listed(refused: Callable[..., str]) -> None:
+def test_settings_of_unsupported_strategy_are_not_listed(refused: Callable[..., str]) -> None:
     megatron = "{tensor_model_parallel_size: 8, use_distributed_optimizer: true}"
     message = refused(
         "~actor_train.strategy_args",

@@ -159,7 +159,7 @@ def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> 
         ),
     ],
 )
-def test_ambiguous_message_is_a_fault(message: dict, problem: str) -> None:
+def test_message_that_would_be_misread_is_a_fault(message: dict, problem: str) -> None:
     with pytest.raises(MessageFault) as caught:
         read_message(message)
     assert problem in str(caught.value) and caught.value.reason

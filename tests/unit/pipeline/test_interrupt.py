@@ -212,7 +212,7 @@ def test_signal_after_failure_hides_no_cause() -> None:
     assert ended == ["role", "cluster"]
 
 
-def test_signal_before_the_work_ends_in_order() -> None:
+def test_signal_before_the_work_interrupts_in_order() -> None:
     ended: list[str] = []
     with pytest.raises(KeyboardInterrupt), Interrupt():
         try:

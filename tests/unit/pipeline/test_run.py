@@ -218,7 +218,7 @@ def test_accepted_change_is_printed_and_recorded(
     assert "Changed after step 1" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_changed_devices_resume_without_confirmation(
+def test_changed_save_steps_resume_without_confirmation(
     run: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed_after_one_step(run)
@@ -254,7 +254,7 @@ def test_completed_run_is_incomplete_for_other_rows(run: Callable[..., str], mon
             run(None, *more)
 
 
-def test_lower_max_steps_of_completed_run_is_reported(
+def test_max_steps_below_completed_steps_is_reported(
     run: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(None)

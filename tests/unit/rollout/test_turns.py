@@ -88,7 +88,7 @@ def test_bytes_of_one_letter_stay_together() -> None:
     assert located(tokenizer, segment, [1, 2, 3]) == [1, 4, 6]
 
 
-def test_end_of_sequence_belongs_to_last_turn() -> None:
+def test_end_token_belongs_to_turn_reaching_text_end() -> None:
     tokenizer = bytewise()
     segment = response(tokenizer, [*tokenizer("ab", add_special_tokens=False).input_ids, END_ID])
     assert located(tokenizer, segment, [1, 2]) == [1, 3]

@@ -94,7 +94,7 @@ def test_first_skip_in_a_row_is_named(
     ]
 
 
-def test_overflowing_sum_and_filler_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_skip_log_describes_overflowing_sums_and_fillers(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     watch = FiniteWatch(model, RANK, 0)
     run(watch, model, [4.0, 9.0])

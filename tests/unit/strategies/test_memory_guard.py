@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_halved_for_good() -> None:
     assert sizes(guard.within_budget([micro_batch(3, 3, 3)])) == [6, 3]
 
 
-def test_too_long_single_sequence_is_admitted() -> None:
+def test_single_sequences_beyond_memory_are_admitted() -> None:
     guard = MemoryGuard(12, Need(10, 2.0), Memory(1))
     assert sizes(guard.admit([micro_batch(4, 4)])) == [4, 4]
 

@@ -193,7 +193,7 @@ def test_mlflow_gets_valid_names_and_configuration_file(
     assert metric_name("mismatch/|a|") == "mismatch/_a_"
 
 
-def test_trackio_starts_new_run_unless_resuming(tmp_path: Path, calls: dict[str, Calls]) -> None:
+def test_trackio_starts_a_new_run_without_resume(tmp_path: Path, calls: dict[str, Calls]) -> None:
     open_named(["trackio"], facts(tmp_path), {})
     assert calls["trackio"][0][1]["resume"] == "never"
 

@@ -13,7 +13,7 @@ import pytest
 from roll.ray.process import _find_programs, _use_own_temporary
 
 
-def test_tmpdir_of_other_host_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tmpdir_missing_on_this_host_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     _use_own_temporary()
