@@ -53,7 +53,7 @@ from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.system.event_loop import run_in_loop
 from roll.system.restart_budget import RestartBudget
 from roll.system.step_memory import memory_of_steps
-from roll.tracking.base import RunFacts
+from roll.tracking.base import RunFacts, Tracker
 from roll.tracking.console import StepLog, console_tracker
 from roll.tracking.fanout import Tracking
 from roll.tracking.history import read_starts, write_start
@@ -182,10 +182,7 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
             checkpointer.resumed_step or 0,
         )
         life.driver("opening the trackers")
-        tracker, faults = open_trackers(config, checkpointer.resumed_step, steps, life)
-        stack.enter_context(tracker)
-        if faults:
-            raise ConfigError(faults)
+        tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
         _say_resumed(checkpointer, changed)
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
@@ -356,22 +353,35 @@ def _reopened(stack: ExitStack, config: Config, steps: int, life: ActivityDispla
     """Reopen the trackers to continue after `step`, or from the start if it is None. Remove the records of later
     steps.
     """
-    tracking, faults = open_trackers(config, BEFORE_FIRST if step is None else step, steps, life)
+    before = BEFORE_FIRST if step is None else step
+    named, faults = open_named(chosen_trackers(config), _facts(config, before), config.tracker_kwargs)
     for fault in faults:  # a service that has become unreachable does not end a run that has trained already
         LOG.warning("%s", fault.problem)
-    return stack.enter_context(tracking)
+    return stack.enter_context(_tracking(config, before, steps, life, named))
 
 
-def open_trackers(
-    config: Config, resumed_step: int | None, steps: int, life: ActivityDisplay
-) -> tuple[Tracking, list[Fault]]:
-    """Open the metrics file, the console tracker for a run of `steps` steps, and the trackers of `track_with`. Return
-    also a fault for each tracker that cannot be opened.
+def open_trackers(config: Config, resumed_step: int | None, steps: int, life: ActivityDisplay) -> Tracking:
+    """Open the metrics file, the console tracker for a run of `steps` steps, and the trackers of `track_with`.
+
+    Raises:
+        ConfigError: a tracker cannot be opened. The records of an earlier start are unchanged.
     """
-    folder = Path(config.output_dir)
-    facts = RunFacts(folder, config.exp_name, redacted(config.model_dump(mode="json")), resumed_step)
-    record = JsonlTracker(folder, resumed_step)
-    named, faults = open_named(chosen_trackers(config), facts, config.tracker_kwargs)
+    named, faults = open_named(chosen_trackers(config), _facts(config, resumed_step), config.tracker_kwargs)
+    if faults:
+        for tracker in named:
+            tracker.close()
+        raise ConfigError(faults)
+    return _tracking(config, resumed_step, steps, life, named)
+
+
+def _facts(config: Config, resumed_step: int | None) -> RunFacts:
+    recorded_config = redacted(config.model_dump(mode="json"))
+    return RunFacts(Path(config.output_dir), config.exp_name, recorded_config, resumed_step)
+
+
+def _tracking(
+    config: Config, resumed_step: int | None, steps: int, life: ActivityDisplay, named: Sequence[Tracker]
+) -> Tracking:
+    record = JsonlTracker(Path(config.output_dir), resumed_step)
     last_step = BEFORE_FIRST if resumed_step is None else resumed_step
-    others = [console_tracker(config.exp_name, steps, life), StepLog(steps), *named]
-    return Tracking(record, others, last_step), faults
+    return Tracking(record, [console_tracker(config.exp_name, steps, life), StepLog(steps), *named], last_step)

@@ -10,7 +10,7 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
 from roll.config.schema.pipelines import Config
-from roll.errors import CheckpointError
+from roll.errors import CheckpointError, ConfigError
 from roll.runs import assemble, ending
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.tracking.jsonl import JsonlTracker
@@ -45,3 +45,15 @@ def test_failed_report_is_logged_and_hides_no_error(tmp_path: Path, caplog: pyte
     (tmp_path / "metrics.jsonl").write_text("no JSON\n")
     ending.write_report_if_any(tmp_path)
     assert "the report could not be written: DataError: " in caplog.text and "it holds no metrics" in caplog.text
+
+
+def test_refused_tracker_leaves_earlier_records(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    loaded: list[Config] = []
+    log_dir = f"+tracker_kwargs.tensorboard.log_dir={tmp_path}/metrics.jsonl/below"
+    words = ["--config-name", "tiny/tiny_warm_up", f"output_dir={tmp_path}", log_dir]
+    compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
+    with pytest.raises(ConfigError) as error:
+        assemble.open_trackers(loaded[0], None, 1, quiet_life())
+    assert [fault.place for fault in error.value.faults] == ["track_with"]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

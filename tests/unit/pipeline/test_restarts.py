@@ -164,8 +164,7 @@ def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str
     life = quiet_life()
     with Interrupt() as interrupt, ExitStack() as stack:
         checkpointer = Checkpointer(config, CheckpointStore(folder / "checkpoints", keep=2))
-        tracker, _ = assemble.open_trackers(config, checkpointer.resumed_step, 6, life)
-        stack.enter_context(tracker)
+        tracker = stack.enter_context(assemble.open_trackers(config, checkpointer.resumed_step, 6, life))
         context = RunContext(cast(Plan, None), session, checkpointer, tracker)
         reopen = partial(assemble._reopened, stack, config, 6, life)
         asyncio.run(assemble._run(config, context.plan, run.loop, context, interrupt, life, reopen))
