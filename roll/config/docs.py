@@ -19,17 +19,19 @@ from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.estimators import ESTIMATORS
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
-from roll.config.roll_v2.agentic import AGENTIC
-from roll.config.roll_v2.meanings import CISPO_CLIP, DEFAULTS, ENOUGH
-from roll.config.roll_v2.rewards import KEY, MEANT, OF_MODELS, PROMPTS
-from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER
+from roll.config.roll_v2.meanings import CISPO_CLIP, ENOUGH
+from roll.config.roll_v2.rewards import PROMPTS
+from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER, Named
 from roll.config.schema.fields import ANY_NAME, blocks_of, section_at
 from roll.config.schema.foreign_names import (
+    DEFAULTS,
     DIFFERS,
     HOLDS,
     IGNORED,
     MEANINGS,
+    OF_REWARD_MODELS,
     READ_AS,
+    READ_SPECIALLY,
     REFUSED,
     REWARD_CLASSES,
     ROLE,
@@ -38,7 +40,6 @@ from roll.config.schema.foreign_names import (
     VALUES,
     VARIABLES,
 )
-from roll.config.schema.methods import Named
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
@@ -204,10 +205,8 @@ def _roll_keys() -> str:
     ]
     lines += ["| key | how it is read |", "|---|---|"]
     lines += [f"| `{place}` | ignored; {reason} |" for place, reason in IGNORED.items()]
-    functions = ", ".join(f"`{key}`" for key in OF_MODELS)
+    functions = ", ".join(f"`{key}`" for key in OF_REWARD_MODELS)
     lines.append(f"| `rewards.*`: {functions} | ignored if the reward is a function |")
-    lines.append(f"| `rewards.*.judge_api_key` | refused if a model computes the reward; {KEY} |")
-    lines.append("| `rewards.*.data_args.template` | read as `rewards.*.template` if a model computes the reward |")
     lines += [f"| `rewards.*.judge_prompt: {name}` | read as `{ours}` |" for name, ours in PROMPTS.items()]
     for place, instead in REFUSED.items():
         but = f", unless it is `{json.dumps(HOLDS[place])}`" if place in HOLDS else ""
@@ -221,43 +220,17 @@ def _roll_keys() -> str:
 
 
 def _keys_of_roll_in_prose() -> list[str]:
-    lines = []
-    lines.append(
-        "| `<role>.model_args.ulysses_size` | read as `strategy_args.strategy_config.sequence_parallel_size` of "
-        "`deepspeed_train` |"
-    )
-    lines.append("| `<role>.backend_timeout` | read as `deadlines.collective`, in seconds; the longest of all roles |")
-    lines.append(
-        "| `validation.data_args` without columns | read with the columns and the template of the trained role |"
-    )
     classes = ", ".join(f"`{name}` is `{reward}`" for name, reward in REWARD_CLASSES.items())
-    lines.append(
-        "| `<role>.worker_cls` | ignored if it is ROLL's own class; any other is refused: write its loss as "
-        "`policy_loss` |"
-    )
-    lines.append(
-        "| `use_pg_clip_range` | if `false`, `pg_clip_low` and `pg_clip_high` are ignored; in ROLL's files also if "
-        "missing |"
-    )
-    lines.append("| `logits_topk` | read as `distill_top_k`; 0 is the whole vocabulary |")
-    lines.append(
-        f"| `rewards.*.worker_cls` | read as `reward` by the class's name: {classes}; any other also needs `reward` |"
-    )
-    lines += [f"| `rewards.*.{key}` | {meant} |" for key, meant in MEANT.items()]
-    lines.append("| `global_template` | read as `data_args.template` of the training data and of the held-out data |")
-    lines.append(
-        "| workers, templates and keys of images, video and diffusion models | refused by name, before any other check "
-        "|"
-    )
     strategies = ", ".join(f"`{name}`" for name in STRATEGIES)
-    lines.append(
-        f"| `<role>.strategy_args.strategy_name`: {strategies} | refused by name, as are keys of Megatron in "
-        f"`strategy_config` |"
-    )
-    lines += [f"| `{place}` | {meant} |" for place, meant in AGENTIC.items()]
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
-    lines.append(f"| {variables} at the root | variables for `${{...}}`; they may be unused in a file |")
-    return lines
+    rows = {f"`{place}`": text for place, text in READ_SPECIALLY.items()} | {
+        "`rewards.*.worker_cls`": f"read as `reward` by the class's name: {classes}; any other also needs `reward`",
+        "workers, templates and keys of images, video and diffusion models": "refused by name, before any other check",
+        f"`<role>.strategy_args.strategy_name`: {strategies}": "refused by name, as are keys of Megatron in "
+        "`strategy_config`",
+        f"{variables} at the root": "variables for `${...}`; they may be unused in a file",
+    }
+    return [f"| {place} | {text} |" for place, text in rows.items()]
 
 
 def _defaults_of_roll() -> list[str]:

@@ -12,50 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.config.schema.faults import printable
+from roll.config.schema.foreign_names import OF_ENVIRONMENTS, OF_MANAGERS
 from roll.errors import Fault
 
 MANAGERS = ("train_env_manager", "val_env_manager")
 DEFINITIONS, NORM = "custom_envs", "reward_normalization"
-AGENTIC: Mapping[str, str] = {
-    f"{DEFINITIONS}.<tag>": "read as `environments.<tag>` if a manager names it; `env_config` and the templates as "
-    "`environment_args`",
-    f"{DEFINITIONS}.<tag>.env_type": "read as `environment`; only `frozen_lake` and `sokoban` exist here, any other "
-    "needs your own `environments.<tag>.environment`",
-    f"{DEFINITIONS}.<tag>.env_manager_cls": "ignored if it is `TrajEnvManager`; any other is refused",
-    "train_env_manager.tags, num_groups_partition": "read as `environments.<tag>.rows`: the tag's number of groups "
-    "times `max_steps`",
-    "train_env_manager.group_size": "read as `num_return_sequences_in_group`",
-    "train_env_manager.max_env_num_per_worker": "read as `environments.<tag>.sessions_per_process`",
-    "rollout_batch_size": "with `train_env_manager`, the number of episodes in ROLL and of groups here: divided by "
-    "`group_size`",
-    "val_env_manager": "read as `validation.sets.<tag>`: `rows`, and `group_size` as samples",
-    "sequence_length": "kept if there are environments; `prompt_length`, if not given, is `sequence_length` - "
-    "`response_length`",
-    f"{DEFINITIONS}.<tag>.max_tokens_per_step": "the largest one is read as `response_length`",
-    f"{DEFINITIONS}.<tag>.max_steps": "read as `max_turns`",
-    NORM: "read as `adv_estimator`, `norm_mean_type` and `norm_std_type`; without it, `grpo` is `reinforce`; "
-    "`asym_clip` is read as `mean_std`, as in ROLL",
-    "train_env_manager.group_filter_cls, val_env_manager.group_filter_cls": "refused, unless it is ROLL's "
-    "`GroupFilter`, which keeps every group; use `dynamic_sampling`",
-    "actor_infer.generating_args": "with managers, the sampling of training and validation; it replaces that of the "
-    "managers",
-    f"{DEFINITIONS}.<tag>.env_config.format_penalty": "0 if not set; for `sokoban`, the penalty of a step, -0.1, is "
-    "added",
-    "adv_estimator: agentic_reinforce": "read as `step_reinforce`",
-    "actor_train.data_args without file_name": "ignored; the tokenizer's own template is used",
-}
-"""Descriptions of the translation of the keys of agentic files, by key path. They are shown in docs/configuration.md.
-"""
 TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that are names of environments here."""
 IDLE = {"frozen_lake": 0.0, "sokoban": -0.1}
 """Reward of a step without an action, which ROLL adds to `format_penalty`."""
 WHOLE_EPISODES = "TrajEnvManager"
-NO_MEANING = {
-    "use_thread_lock": "an environment runs in a process of its own",
-    "max_env_step_concurrent": "use environments.<tag>.sessions_per_process",
-}
-"""Keys of an environment's definition that do not affect the result of training, with the reason."""
 DEFINED = ("env_type", "env_manager_cls", "env_config", "max_steps", "max_tokens_per_step")
 """Keys of an environment's definition that are read."""
 MANAGED = (
@@ -68,26 +34,6 @@ MANAGED = (
     "worker_cls",
 )
 """Keys of a manager that are read."""
-UNMANAGED = {
-    "format_penalty": "ROLL itself never reads it here; use env_config.format_penalty of the tag",
-    "max_traj_per_env": "a group starts as soon as there is room; remove the key",
-    "group_size_redundancy": "ROLL starts so many more episodes of a group and takes those that finish first; here a "
-    "group waits for all",
-    **dict.fromkeys(
-        (
-            "model_args",
-            "data_args",
-            "training_args",
-            "strategy_args",
-            "system_envs",
-            "device_mapping",
-            "num_gpus_per_worker",
-            "world_size",
-        ),
-        "environments are no role of a model; use environments.<tag>",
-    ),
-}
-"""Keys of a manager that are not read, with the reason."""
 ALL_GROUPS = "roll.pipeline.agentic.agentic_pipeline.GroupFilter"
 """ROLL's filter of groups that keeps every group."""
 OWN_MANAGER = "roll.pipeline.agentic.environment_worker.EnvironmentWorker"
@@ -114,6 +60,15 @@ class Agentic:
         """Key paths of ROLL's keys in the file."""
         self.warnings: list[str] = []
         self.faults: list[Fault] = []
+
+    def warn(self, warning: str) -> None:
+        """Add a warning, once."""
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+
+    def fault(self, place: str, problem: str, remedy: str) -> None:
+        """Add a fault."""
+        self.faults.append(Fault(place, problem, remedy))
 
     def translate(self) -> None:
         """Translate the file, if it is an agentic one."""
@@ -146,9 +101,7 @@ class Agentic:
         self.keys.append(name)
         if isinstance(block, dict):
             return block
-        self.faults.append(
-            Fault(name, f"{printable(block)} is not a block of keys", "make it a block of keys, or remove it")
-        )
+        self.fault(name, f"{printable(block)} is not a block of keys", "make it a block of keys, or remove it")
         return None
 
     def _unmanaged(self, name: str, manager: Mapping[str, Any]) -> None:
@@ -176,27 +129,21 @@ class Agentic:
             if key in own:
                 is_rolls, instead = own[key]
                 if is_rolls:
-                    self.warnings.append(f"{place}: {printable(value)} is what roll always does; remove the key")
+                    self.warn(f"{place}: {printable(value)} is what roll always does; remove the key")
                 else:
-                    self.faults.append(
-                        Fault(place, f"{printable(value)} has no counterpart here", f"remove it; {instead}")
-                    )
-            elif key in UNMANAGED:
-                self.warnings.append(f"{place}: {printable(value)} is ignored; {UNMANAGED[key]}")
+                    self.fault(place, f"{printable(value)} has no counterpart here", f"remove it; {instead}")
+            elif key in OF_MANAGERS:
+                self.warn(f"{place}: {printable(value)} is ignored; {OF_MANAGERS[key]}")
             elif key not in MANAGED:
-                self.faults.append(
-                    Fault(place, f"{printable(value)} has no counterpart here", f"remove it where {name} is defined")
-                )
+                self.fault(place, f"{printable(value)} has no counterpart here", f"remove it where {name} is defined")
 
     def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
         where = f"{DEFINITIONS}.{tag}"
         if (own := self._values.get("environments", {}).get(tag)) is not None:
             return self._users(where, tag, own, definition)
         if not isinstance(definition, dict):
-            self.faults.append(
-                Fault(
-                    where, "missing, but a manager names this tag", f"define it, or add environments.{tag}.environment"
-                )
+            self.fault(
+                where, "missing, but a manager names this tag", f"define it, or add environments.{tag}.environment"
             )
             return None
         kind, manager = definition.get("env_type"), str(definition.get("env_manager_cls") or WHOLE_EPISODES)
@@ -205,12 +152,12 @@ class Agentic:
                 f"use {' or '.join(TYPES)}, or write your own and set "
                 f"environments.{tag}.environment=package.module:Class"
             )
-            self.faults.append(Fault(f"{where}.env_type", f"there is no environment {printable(kind)} here", remedy))
+            self.fault(f"{where}.env_type", f"there is no environment {printable(kind)} here", remedy)
             return None
         if manager.rpartition(".")[2] != WHOLE_EPISODES:
             problem = f"{printable(manager)} has no counterpart here"
             remedy = f"remove it; an episode is always one conversation, as with {WHOLE_EPISODES}"
-            self.faults.append(Fault(f"{where}.env_manager_cls", problem, remedy))
+            self.fault(f"{where}.env_manager_cls", problem, remedy)
         own = definition.get("env_config") or {}
         templates = {key: definition[key] for key in TEMPLATES if definition.get(key) is not None}
         said = definition.get("max_tokens_per_step")
@@ -221,10 +168,10 @@ class Agentic:
             "environment_args": {**self._penalised(where, kind, own), **templates, **response},
             **({"max_turns": turns} if turns is not None else {}),
         }
-        unknown = set(definition) - {*DEFINED, *TEMPLATES, *NO_MEANING}
+        unknown = set(definition) - {*DEFINED, *TEMPLATES, *OF_ENVIRONMENTS}
         self.warnings += [
             f"{where}.{key}: {printable(definition[key])} is ignored; {why}"
-            for key, why in NO_MEANING.items()
+            for key, why in OF_ENVIRONMENTS.items()
             if definition.get(key) is not None
         ]
         self.faults += [
@@ -235,7 +182,7 @@ class Agentic:
             )
             for key in sorted(unknown)
         ]
-        self.warnings.append(f"{where}: read as environments.{tag} with environment={kind}; use that instead")
+        self.warn(f"{where}: read as environments.{tag} with environment={kind}; use that instead")
         return read
 
     def _users(self, where: str, tag: str, own: Any, definition: Any) -> Any:
@@ -243,9 +190,7 @@ class Agentic:
         if isinstance(own, dict) and isinstance(definition, dict):
             if (turns := definition.get("max_steps")) is not None:
                 own.setdefault("max_turns", turns)
-            self.warnings.append(
-                f"{where}: ignored except for max_steps, because environments.{tag} replaces it; remove it"
-            )
+            self.warn(f"{where}: ignored except for max_steps, because environments.{tag} replaces it; remove it")
         return own
 
     def _penalised(self, where: str, kind: str, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +206,7 @@ class Agentic:
                 f"{printable(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}, which "
                 f"ROLL pays in all"
             )
-            self.warnings.append(f"{where}.env_config.format_penalty: {said}; use that instead")
+            self.warn(f"{where}.env_config.format_penalty: {said}; use that instead")
         return {**own, "format_penalty": paid}
 
     def _lengths(self, definitions: Mapping[str, Any], tags: list[str]) -> None:
@@ -277,13 +222,13 @@ class Agentic:
         steps = [value for value in found if isinstance(value, int)]
         if steps and "response_length" not in values:
             values["response_length"] = max(steps)
-            self.warnings.append(
+            self.warn(
                 f"max_tokens_per_step: read as response_length={max(steps)}, the limit of each turn; use that instead"
             )
         longest, turn = values.get("sequence_length"), values.get("response_length")
         if isinstance(longest, int) and isinstance(turn, int) and longest > turn and "prompt_length" not in values:
             values["prompt_length"] = longest - turn
-            self.warnings.append(
+            self.warn(
                 f"prompt_length: missing, so it is sequence_length - response_length = {longest - turn}; set it "
                 f"explicitly"
             )
@@ -291,24 +236,18 @@ class Agentic:
     def _training(self, train: Mapping[str, Any]) -> None:
         size = train.get("group_size", 1)
         if not isinstance(size, int) or size < 1:
-            self.faults.append(
-                Fault(
-                    "train_env_manager.group_size",
-                    f"{printable(size)} is not a number of episodes",
-                    "set it to 1 or more",
-                )
+            self.fault(
+                "train_env_manager.group_size", f"{printable(size)} is not a number of episodes", "set it to 1 or more"
             )
             return
         episodes = self._values.get("rollout_batch_size")
         if isinstance(episodes, int):
             if episodes % size:
                 problem = f"{episodes} episodes are not divisible by train_env_manager.group_size, {size}"
-                self.faults.append(Fault("rollout_batch_size", problem, f"set it to a multiple of {size}"))
+                self.fault("rollout_batch_size", problem, f"set it to a multiple of {size}")
             self._values["rollout_batch_size"] = episodes // size
             said = f"{episodes} episodes in groups of {size} are read as rollout_batch_size={episodes // size}"
-            self.warnings.append(
-                f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; use that instead"
-            )
+            self.warn(f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; use that instead")
         self._values.setdefault("num_return_sequences_in_group", size)
         steps = self._values.get("max_steps")
         for tag, groups in self._partition("train_env_manager", train):
@@ -318,9 +257,9 @@ class Agentic:
                 section |= _sessions(train)
         if train:
             targets = "environments, rollout_batch_size, num_return_sequences_in_group and actor_infer.generating_args"
-            self.warnings.append(f"train_env_manager: read as {targets}; use those instead")
+            self.warn(f"train_env_manager: read as {targets}; use those instead")
         if train.get("num_env_groups") is not None:
-            self.warnings.append(
+            self.warn(
                 f"train_env_manager.num_env_groups: {printable(train['num_env_groups'])} does not limit the running "
                 f"groups; "
                 "a group starts as soon as there is room, and max_running_samples limits the number of running episodes"
@@ -335,7 +274,7 @@ class Agentic:
                 section.update({key: value for key, value in _sessions(val).items() if key not in section})
         if not sets:
             if val:
-                self.warnings.append(
+                self.warn(
                     f"val_env_manager: {printable(dict(val))} is ignored; no tag has a group of tasks; add tags, or "
                     f"remove the block"
                 )
@@ -345,7 +284,7 @@ class Agentic:
         samples = val.get("group_size", 1)
         block.setdefault("generating_args", {}).setdefault("num_return_sequences", samples)
         named = ", ".join(f"{tag} {one['rows'][tag]}" for tag, one in sets.items())
-        self.warnings.append(
+        self.warn(
             f"val_env_manager: read as validation.sets with these tasks: {named}, each {samples} times; use that "
             f"instead"
         )
@@ -357,7 +296,7 @@ class Agentic:
             counts = [manager.get("num_env_groups", 1)] * len(tags)
         if not isinstance(counts, list | tuple) or len(counts) != len(tags):
             problem = f"{printable(counts)}, but there are {len(tags)} tags: {', '.join(tags)}"
-            self.faults.append(Fault(f"{name}.num_groups_partition", problem, "list one number of groups for each tag"))
+            self.fault(f"{name}.num_groups_partition", problem, "list one number of groups for each tag")
             return []
         return [(tag, count) for tag, count in zip(tags, counts, strict=True) if isinstance(count, int) and count > 0]
 
@@ -371,7 +310,7 @@ class Agentic:
         common = infer.get("generating_args")
         for name, manager in zip(MANAGERS, (train, val), strict=True):
             if common and manager.get("generating_args") not in (None, common):
-                self.warnings.append(
+                self.warn(
                     f"{name}.generating_args: ignored, because actor_infer.generating_args replaces it in ROLL; remove "
                     f"it"
                 )
@@ -384,7 +323,7 @@ class Agentic:
         if isinstance(block, dict) and held_out:
             block["generating_args"] = {**held_out, **(block.get("generating_args") or {})}
             if common:
-                self.warnings.append(
+                self.warn(
                     "actor_infer.generating_args: used for validation too, as in ROLL; set validation.generating_args"
                 )
 
@@ -396,7 +335,7 @@ class Agentic:
             return None
         read, turn = dict(given), self._values.get("response_length")
         if (samples := read.pop("num_return_sequences", None)) is not None:
-            self._once(
+            self.warn(
                 f"{name}.generating_args.num_return_sequences: {printable(samples)} is ignored; use group_size; remove "
                 f"the key"
             )
@@ -404,19 +343,15 @@ class Agentic:
         if isinstance(most, int) and isinstance(turn, int) and most > turn:
             read["max_new_tokens"] = turn
             said = f"{most} is read as {turn}, because max_tokens_per_step is smaller"
-            self._once(f"{name}.generating_args.max_new_tokens: {said}; use that instead")
+            self.warn(f"{name}.generating_args.max_new_tokens: {said}; use that instead")
         return read
-
-    def _once(self, warning: str) -> None:
-        if warning not in self.warnings:
-            self.warnings.append(warning)
 
     def _normalisation(self) -> None:
         """Set the keys of the normalisation, unless the estimator itself has this normalisation."""
         values = self._values
         if values.get("adv_estimator") == "agentic_reinforce":
             values["adv_estimator"] = "step_reinforce"
-            self.warnings.append(
+            self.warn(
                 "adv_estimator: agentic_reinforce is read as step_reinforce, which discounts per turn; use that instead"
             )
         given = values.pop(NORM, None) or {}
@@ -453,10 +388,10 @@ class Agentic:
             f"{key}={value}" for key, value in {"adv_estimator": values.get("adv_estimator"), **told}.items()
         )
         if given:
-            self.warnings.append(f"{NORM}: {printable(dict(given))} is read as {said}; use that instead")
+            self.warn(f"{NORM}: {printable(dict(given))} is read as {said}; use that instead")
         elif estimator == "grpo":
             text = "missing, so rewards are not normalised in ROLL, and adv_estimator=grpo is read as reinforce"
-            self.warnings.append(f"{NORM}: {text}; for GRPO set grouping: traj_group_id and method: mean_std")
+            self.warn(f"{NORM}: {text}; for GRPO set grouping: traj_group_id and method: mean_std")
 
     def _scopes(self, given: Mapping[str, Any]) -> dict[str, str] | None:
         """Return the scopes of the mean and the standard deviation by roll's keys, without those that are off; None
@@ -468,9 +403,7 @@ class Agentic:
         if scope not in SCOPES or method not in METHODS:
             key, value = ("grouping", scope) if scope not in SCOPES else ("method", method)
             known = ", ".join(SCOPES if key == "grouping" else METHODS)
-            self.faults.append(
-                Fault(f"{NORM}.{key}", f"{printable(value)} has no counterpart here", f"use one of: {known}")
-            )
+            self.fault(f"{NORM}.{key}", f"{printable(value)} has no counterpart here", f"use one of: {known}")
             return None
         found: dict[str, str] = {}
         for what in ("mean", "std"):
@@ -480,12 +413,8 @@ class Agentic:
             elif kind in ("batch", "group"):
                 found[key] = "batch" if kind == "batch" else SCOPES[scope]
             elif kind is not None:
-                self.faults.append(
-                    Fault(
-                        f"{NORM}.{key}",
-                        f"{printable(kind)} has no counterpart here",
-                        "use batch or group, or remove it",
-                    )
+                self.fault(
+                    f"{NORM}.{key}", f"{printable(kind)} has no counterpart here", "use batch or group, or remove it"
                 )
         return found
 
@@ -493,7 +422,7 @@ class Agentic:
         """Set whether gigpo divides by standard deviations. Its means are always those of groups."""
         if own not in COMPARES or len(own) != len(told):
             problem = "adv_estimator gigpo always compares episodes within their group here"
-            self.faults.append(Fault(NORM, problem, "set grouping: traj_group_id, and method: mean_std or mean"))
+            self.fault(NORM, problem, "set grouping: traj_group_id, and method: mean_std or mean")
         else:
             self._values.setdefault("gigpo_std", "std" in own)
 
@@ -502,7 +431,7 @@ class Agentic:
         rows = learner.get("data_args") if isinstance(learner, dict) else None
         if isinstance(learner, dict) and isinstance(rows, dict) and "file_name" not in rows:
             del learner["data_args"]
-            self.warnings.append(
+            self.warn(
                 f"actor_train.data_args: {printable(rows)} is ignored; it names no file, and the tokenizer's own "
                 f"template is used; remove it"
             )

@@ -13,29 +13,12 @@ from roll.config.derived.devices import parse_devices
 from roll.config.roll_v2.translate import TRAINED, Translation
 from roll.config.schema.faults import printable
 from roll.config.schema.fields import section_at
-from roll.config.schema.foreign_names import ROLE, ROLES
+from roll.config.schema.foreign_names import DEFAULTS, ROLE, ROLES
 from roll.config.schema.pipelines import PIPELINES
 
 ENOUGH = 3
 """Smallest number of ROLL's keys in a file of ROLL. A file for roll may have fewer, from a copied snippet."""
 SWITCH = "roll_defaults"
-DEFAULTS: Mapping[str, Any] = {
-    "adv_estimator": "gae",
-    "rollout_batch_size": 128,
-    "save_steps": 50,
-    "eval_steps": 10,
-    "resume_from_checkpoint": "never",
-    "init_kl_coef": 0.2,
-    "actor_infer.generating_args.temperature": 0.95,
-    "actor_infer.generating_args.top_p": 0.7,
-    "actor_infer.generating_args.top_k": 50,
-    "validation.generating_args.temperature": 0.95,
-    "validation.generating_args.top_p": 0.7,
-    "validation.generating_args.top_k": 50,
-    "<role>.training_args.learning_rate": 5e-5,
-    "<role>.training_args.per_device_train_batch_size": 8,
-}
-"""Defaults of ROLL v0.2.1 that differ from roll's, by key path. `<role>` stands for each of `TRAINED`."""
 NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef": "add_token_level_kl"}
 """By first component of a key path: the root key without which keys on that path have no effect."""
 CISPO_CLIP = 0.1
@@ -80,7 +63,7 @@ def settle_defaults(done: Translation) -> None:
             f"{SWITCH}: false, so keys that are not set have roll's defaults, but ROLL's defaults differ: {listed}; "
             f"set these keys"
         )
-        done.warnings.append(f"{text}, or set {SWITCH}: true to use ROLL's defaults")
+        done.warn(f"{text}, or set {SWITCH}: true to use ROLL's defaults")
     _dual_clip(done)
     _cispo(done, takes)
     _unused_kl(done)
@@ -100,7 +83,7 @@ def _keep_numbers(done: Translation) -> None:
         _put(done.values, place, value)
     if missing:
         listed = ", ".join(f"{'.'.join(place)} {value}" for place, value in missing.items())
-        done.warnings.append(
+        done.warn(
             f"{listed}: the file does not set these keys, so they have ROLL's defaults; see the plan's updates a step"
         )
 
@@ -150,9 +133,7 @@ def _dual_clip(done: Translation) -> None:
     clip = done.values.get("pg_clip", 0.2)
     if done.values.get("dual_clip_loss") is True and isinstance(clip, int | float):
         theirs = done.values["dual_clip_loss"] = round(1 + 2 * clip, 6)
-        done.warnings.append(
-            f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {theirs:g}, as in ROLL; set that number"
-        )
+        done.warn(f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {theirs:g}, as in ROLL; set that number")
 
 
 def _cispo(done: Translation, takes: bool) -> None:
@@ -168,14 +149,14 @@ def _cispo(done: Translation, takes: bool) -> None:
             f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, whatever pg_clip is, but at pg_clip "
             f"({clip}) here"
         )
-        done.warnings.append(f"{text}; set pg_clip_low and pg_clip_high")
+        done.warn(f"{text}; set pg_clip_low and pg_clip_high")
 
 
 def _unused_kl(done: Translation) -> None:
     """Drop `init_kl_coef` if no term uses it. ROLL's files set it for metrics only."""
     if done.values.get("init_kl_coef") and done.values.get("add_token_level_kl", False) is False:
         value = done.values.pop("init_kl_coef")
-        done.warnings.append(
+        done.warn(
             f"init_kl_coef: {value} is ignored; without add_token_level_kl the reward has no KL term, in ROLL as well"
         )
 
@@ -211,12 +192,12 @@ def _by_domain(done: Translation) -> None:
     for key in NORM_KEYS:
         if values.get(key) == "batch":
             values[key] = "domain"
-            done.warnings.append(
+            done.warn(
                 f"{key}: 'batch' is read as domain, because ROLL normalises each domain separately; use that instead"
             )
     if values.get("whiten_advantages") is True:
         values["whiten_advantages"] = "domain"
-        done.warnings.append(
+        done.warn(
             "whiten_advantages: true is read as domain, because ROLL whitens each reward domain separately; use that "
             "instead"
         )
@@ -237,7 +218,7 @@ def _response_length(done: Translation) -> None:
             said = (
                 f"{printable(given)} is read as {longest}, because response_length replaces it in ROLL; remove the key"
             )
-            done.warnings.append(f"{place}: {said}")
+            done.warn(f"{place}: {said}")
 
 
 def _late_clip(done: Translation) -> None:
@@ -254,13 +235,13 @@ def _late_clip(done: Translation) -> None:
                 "clips rewards after their normalisation and the KL penalty in ROLL, so reward_clip_on is normalised; "
                 "set it explicitly"
             )
-            done.warnings.append(f"reward_clip: {clip} {said}")
+            done.warn(f"reward_clip: {clip} {said}")
     else:
         text = (
             f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that adv_estimator {estimator} "
             f"normalised"
         )
-        done.warnings.append(f"{text}; adapt the value")
+        done.warn(f"{text}; adapt the value")
 
 
 def _clip_range(done: Translation) -> None:
@@ -274,7 +255,7 @@ def _clip_range(done: Translation) -> None:
                 f"{printable(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or remove "
                 f"the key"
             )
-            done.warnings.append(f"{key}: {said}")
+            done.warn(f"{key}: {said}")
 
 
 def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
@@ -324,7 +305,7 @@ def _templates(done: Translation) -> None:
         if block.get("template") == "qwen2_5":
             block["template"] = "native"
             said = "'qwen2_5' is read as native, the tokenizer's own template, as in ROLL; use that instead"
-            done.warnings.append(f"{place}.template: {said}")
+            done.warn(f"{place}.template: {said}")
 
 
 def _with_template(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

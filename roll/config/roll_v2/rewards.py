@@ -9,24 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.config.schema.faults import printable
+from roll.config.schema.foreign_names import OF_REWARD_FUNCTIONS, OF_REWARD_MODELS
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.errors import Fault
 
-MODEL, FUNCTION = "it is a function and loads no model", "it is a function and calls no judge"
-OF_MODELS = {
-    "model_args": MODEL,
-    "data_args": "it is a function and reads no data set",
-    "generating_args": "it is a function and generates nothing",
-    "strategy_args": "it is a function and has no backend",
-    "device_mapping": "it is a function and runs on the CPU; use world_size",
-    "infer_batch_size": "it is a function and scores responses one by one; use world_size",
-    "judge_prompt": FUNCTION,
-    "judge_model_type": FUNCTION,
-    "judge_model_name": FUNCTION,
-    "judge_api_url": FUNCTION,
-    "judge_api_key": FUNCTION,
-}
-"""Keys of a domain that a function does not read, with the reason. They are ignored with a warning."""
 NEUTRAL = {"infer_batch_size": 1}
 """Values with which these keys are ignored without a warning; null if not listed. A resolved configuration of ROLL
 contains every key.
@@ -66,10 +52,12 @@ def translate_model_rewards(rewards: Any, translated: Translated) -> tuple[list[
                 for fault in wrong
             ]
         else:
-            for key in [key for key in OF_MODELS if key in block and block[key] != NEUTRAL.get(key)]:
+            for key in [key for key in OF_REWARD_MODELS if key in block and block[key] != NEUTRAL.get(key)]:
                 value = "the key" if key == "judge_api_key" else printable(block[key])
                 del block[key]
-                warnings.append(f"{where}.{key}: {value} is ignored; the reward does not read it: {OF_MODELS[key]}")
+                warnings.append(
+                    f"{where}.{key}: {value} is ignored; the reward does not read it: {OF_REWARD_MODELS[key]}"
+                )
     return warnings, faults
 
 
@@ -113,21 +101,6 @@ KEYS = (USE_LOCAL, CODE_URL, REWARD_TYPE, LENGTH)
 SANDBOX = "sandbox"
 """Argument of `code_sandbox` for the place where programs run, such as a server's address."""
 SANDBOXED = "programs run on this machine in a sandbox, unlike in ROLL; remove the key"
-MEANT = {
-    USE_LOCAL: "ignored; `code_sandbox` runs programs on this machine in a sandbox, or on a server",
-    CODE_URL: f"read as `reward_args.{SANDBOX}` of `code_sandbox`, unless `{USE_LOCAL}` is true; ignored for other "
-    f"rewards",
-    REWARD_TYPE: f"read as `reward_args.{REWARD_TYPE}` of `crossthinkqa`; ignored for other rewards",
-    LENGTH: f"read as `reward_args.{LENGTH}` of `crossthinkqa`, unless it is 0; ignored for other rewards",
-}
-"""Treatment of each key, for the reference of keys."""
-WITHOUT = {
-    USE_LOCAL: "the reward runs no programs; remove the key",
-    CODE_URL: "the reward runs no programs; remove the key",
-    REWARD_TYPE: "use failed_value, and the values that the reward function returns",
-    LENGTH: "use overlong_buffer, or reward_args",
-}
-"""Replacements for each key, for rewards that do not read it."""
 
 
 @dataclass(frozen=True)
@@ -192,4 +165,4 @@ def _read(reward: str, given: dict[str, Any]) -> Iterator[tuple[str, Read]]:
         elif key == LENGTH and not value:
             yield key, Read(None, "roll already does this; remove the key")
         else:
-            yield key, Read(None, WITHOUT[key])
+            yield key, Read(None, OF_REWARD_FUNCTIONS[key])

@@ -126,6 +126,14 @@ class Translation:
     do not exist.
     """
 
+    def warn(self, warning: str) -> None:
+        """Add a warning."""
+        self.warnings.append(warning)
+
+    def fault(self, place: str, problem: str, remedy: str) -> None:
+        """Add a fault."""
+        self.faults.append(Fault(place, problem, remedy))
+
 
 def translate(plain: dict[str, Any], references: str) -> Translation:
     """Translate ROLL's keys, values and device expressions to those of the schema.
@@ -188,7 +196,7 @@ def _ignored(done: Translation) -> None:
     for pattern, reason in IGNORED.items():
         for place, block in _matches(done.values, pattern.split(".")):
             done.roll_keys.append(pattern)
-            done.warnings.append(f"{dotted(place)}: {printable_at(place, block.pop(place[-1]))} is ignored; {reason}")
+            done.warn(f"{dotted(place)}: {printable_at(place, block.pop(place[-1]))} is ignored; {reason}")
 
 
 def _sequence_length(done: Translation) -> None:
@@ -205,7 +213,7 @@ def _sequence_length(done: Translation) -> None:
             f"; ROLL limits both together to {printable(value)}, roll to {prompt} + {response}" if not missing else ""
         )
         said = f"{printable(value)} is ignored without environments; use prompt_length and response_length{difference}"
-        done.warnings.append(f"sequence_length: {said}")
+        done.warn(f"sequence_length: {said}")
         return
     given = prompt if isinstance(prompt, int) else response if isinstance(response, int) else 0
     rest = value - given if value > given else value
@@ -216,7 +224,7 @@ def _sequence_length(done: Translation) -> None:
         if not given
         else "; use that instead"
     )
-    done.warnings.append(f"sequence_length: {printable(value)} is read as {said}{total}")
+    done.warn(f"sequence_length: {printable(value)} is read as {said}{total}")
 
 
 def _refused(done: Translation) -> None:
@@ -225,10 +233,10 @@ def _refused(done: Translation) -> None:
             done.roll_keys.append(pattern)
             value = block.pop(place[-1])
             if value is None or value == HOLDS.get(pattern):
-                done.warnings.append(f"{dotted(place)}: {printable(value)} is what roll always does; remove the key")
+                done.warn(f"{dotted(place)}: {printable(value)} is what roll always does; remove the key")
             else:
                 problem = f"{printable_at(place, value)} has no counterpart here"
-                done.faults.append(Fault(dotted(place), problem, f"remove it; {instead}"))
+                done.fault(dotted(place), problem, f"remove it; {instead}")
 
 
 def _read_as(done: Translation) -> None:
@@ -240,11 +248,9 @@ def _read_as(done: Translation) -> None:
             if meanings is None:
                 _say(done, place, value, target, value)
             elif not isinstance(value, str | bool) or value not in meanings:
-                done.faults.append(
-                    Fault(dotted(place), f"{printable(value)} has no counterpart here", f"remove it and set {target}")
-                )
+                done.fault(dotted(place), f"{printable(value)} has no counterpart here", f"remove it and set {target}")
             elif meanings[value] is None:
-                done.warnings.append(
+                done.warn(
                     f"{dotted(place)}: {printable(value)} is what roll always does; "
                     f"remove the key (it is {target} here)"
                 )
@@ -270,12 +276,10 @@ def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, mea
         return  # The schema reports a value that is not a block.
     if block.setdefault(key, meaning) != meaning:
         problem = f"{printable(value)}, but {target} is {printable(block[key])}"
-        done.faults.append(Fault(dotted(place), problem, f"remove it; {target} replaces it here"))
+        done.fault(dotted(place), problem, f"remove it; {target} replaces it here")
     else:
         difference = f"; {differs}" if differs else ""
-        done.warnings.append(
-            f"{dotted(place)}: {printable(value)} is read as {target}={meaning}; use that instead{difference}"
-        )
+        done.warn(f"{dotted(place)}: {printable(value)} is read as {target}={meaning}; use that instead{difference}")
 
 
 def _values(done: Translation) -> None:
@@ -284,7 +288,7 @@ def _values(done: Translation) -> None:
             old = block[place[-1]]
             if isinstance(old, str | bool | None) and old in translations:
                 block[place[-1]] = translations[old]
-                done.warnings.append(
+                done.warn(
                     f"{dotted(place)}: {printable(old)} is read as {translations[old] or 'null'}; use that instead"
                 )
 
@@ -300,9 +304,7 @@ def _held_out_columns(done: Translation) -> None:
         if any(key in COLUMNS for key in taken) and not any(key in held_out for key in COLUMNS):
             held_out.update(taken)
             said = ", ".join(f"{key}: {value}" for key, value in taken.items())
-            done.warnings.append(
-                f"{place}: names no columns, so those of {name}.data_args are used ({said}); set them explicitly"
-            )
+            done.warn(f"{place}: names no columns, so those of {name}.data_args are used ({said}); set them explicitly")
 
 
 def _held_out_rows(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -320,7 +322,7 @@ def _global_template(done: Translation) -> None:
     done.roll_keys.append("global_template")
     template = done.values.pop("global_template")
     if template is None:
-        done.warnings.append("global_template: null is what roll always does; remove the key")
+        done.warn("global_template: null is what roll always does; remove the key")
         return
     learnt = [(dotted(place), block["data_args"]) for place, block in _matches(done.values, (ROLE, "data_args"))]
     read = [(place, rows) for place, rows in learnt if isinstance(rows, dict) and "file_name" in rows]
@@ -328,10 +330,10 @@ def _global_template(done: Translation) -> None:
     for place, rows in places:
         if rows.setdefault("template", template) != template:
             problem = f"{printable(template)}, but {place}.template is {printable(rows['template'])}"
-            done.faults.append(Fault("global_template", problem, "remove one of the two"))
+            done.fault("global_template", problem, "remove one of the two")
     targets = " and ".join(f"{place}.template" for place, _ in places)
     said = f"read as {targets}; use that instead" if places else "ignored; no data_args names a file; remove the key"
-    done.warnings.append(f"global_template: {printable(template)} is {said}")
+    done.warn(f"global_template: {printable(template)} is {said}")
 
 
 def _unread_by_variant(done: Translation) -> None:
@@ -343,7 +345,7 @@ def _unread_by_variant(done: Translation) -> None:
         for key in UNREAD.get(variant, ()) if isinstance(variant, str) else ():
             if key in done.values:
                 value = done.values.pop(key)
-                done.warnings.append(
+                done.warn(
                     f"{key}: {printable(value)} is ignored; pg_variant {variant} does not read it; remove the key"
                 )
 
@@ -357,14 +359,14 @@ def _worker_classes(done: Translation) -> None:
         done.roll_keys.append("<role>.worker_cls")
         if given not in OWN_WORKERS:
             remedy = f"remove it; {OWN_LOSS if role in TRAINED else OWN_ROLE}"
-            done.faults.append(Fault(dotted(place), f"{printable(given)} cannot run here", remedy))
+            done.fault(dotted(place), f"{printable(given)} cannot run here", remedy)
         else:
             said = "a role's class follows from its strategy; use strategy_args.strategy_name"
-            done.warnings.append(f"{dotted(place)}: {printable(given)} is ignored; {said}")
+            done.warn(f"{dotted(place)}: {printable(given)} is ignored; {said}")
         is_ppo = given in OWN_WORKERS and given not in WORKERS_BY_VARIANT
         if role == "actor_train" and is_ppo and block.get("pg_variant") not in (None, "ppo"):
             variant = block.pop("pg_variant")
-            done.warnings.append(
+            done.warn(
                 f"actor_train.pg_variant: {printable(variant)} is ignored; ROLL reads it only with an ActorPGWorker, "
                 f"so the loss is PPO's; set policy_loss"
             )
@@ -381,7 +383,7 @@ def _critic_start(done: Translation) -> None:
         done.roll_keys.append(CRITIC_START)
         del done.values[CRITIC_START]
         target = f"critic.model_args.model_name_or_path={start}"
-        done.warnings.append(
+        done.warn(
             f"{CRITIC_START}: {printable(start)} is read as {target}, where ROLL's critic starts; use that instead"
         )
 
@@ -392,13 +394,13 @@ def _clip_range(done: Translation) -> None:
         return
     done.roll_keys.append("use_pg_clip_range")
     if done.values.pop("use_pg_clip_range"):
-        done.warnings.append(
+        done.warn(
             "use_pg_clip_range: true is what roll always does if pg_clip_low and pg_clip_high are set; remove the key"
         )
         return
     dropped = [key for key in ("pg_clip_low", "pg_clip_high") if done.values.pop(key, None) is not None]
     said = f"so {' and '.join(dropped)} are ignored; remove them and this key" if dropped else "remove the key"
-    done.warnings.append(f"use_pg_clip_range: false, {said}")
+    done.warn(f"use_pg_clip_range: false, {said}")
 
 
 def _top_k(done: Translation) -> None:
@@ -411,9 +413,7 @@ def _top_k(done: Translation) -> None:
         differs = "roll merges all other tokens into one, ROLL leaves them out"
         _say(done, ("logits_topk",), value, "distill_top_k", value, differs)
     else:
-        done.warnings.append(
-            f"logits_topk: {printable(value)} is ignored; the whole vocabulary is compared; remove the key"
-        )
+        done.warn(f"logits_topk: {printable(value)} is ignored; the whole vocabulary is compared; remove the key")
 
 
 def _ulysses(done: Translation) -> None:
@@ -425,9 +425,7 @@ def _ulysses(done: Translation) -> None:
         if isinstance(strategy, dict) and strategy.get("strategy_name") == "deepspeed_train":
             _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.sequence_parallel_size", value)
         else:
-            done.warnings.append(
-                f"{dotted(place)}: {printable(value)} is ignored; only deepspeed_train has sequence parallelism"
-            )
+            done.warn(f"{dotted(place)}: {printable(value)} is ignored; only deepspeed_train has sequence parallelism")
 
 
 def _backend_timeout(done: Translation) -> None:
@@ -441,14 +439,10 @@ def _backend_timeout(done: Translation) -> None:
     for place, value in found:
         if value in minutes:
             said = f"deadlines.collective={printable(seconds)} (in seconds, for all roles); set it there"
-            done.warnings.append(f"{dotted(place)}: {printable(value)} min is replaced by {said}")
+            done.warn(f"{dotted(place)}: {printable(value)} min is replaced by {said}")
         else:
-            done.faults.append(
-                Fault(
-                    dotted(place),
-                    f"{printable(value)} is not a number of minutes",
-                    "use deadlines.collective, in seconds",
-                )
+            done.fault(
+                dotted(place), f"{printable(value)} is not a number of minutes", "use deadlines.collective, in seconds"
             )
 
 
@@ -460,7 +454,7 @@ def _rewards(done: Translation) -> None:
         module, _, class_name = class_path.rpartition(".")
         name = REWARD_CLASSES.get(class_name) if module.startswith(ROLLS_REWARDS) else None
         if "reward" in block:
-            done.warnings.append(
+            done.warn(
                 f"{dotted(place)}: {printable(class_path)} is ignored; the key `reward` chooses the reward function of "
                 f"this domain"
             )
@@ -471,17 +465,15 @@ def _rewards(done: Translation) -> None:
                     f"read as the parts {INSTRUCTIONS} and {REPETITION}, which ROLL adds to each verdict; use parts "
                     f"instead"
                 )
-                done.warnings.append(f"{dotted(place)}: {said}")
+                done.warn(f"{dotted(place)}: {said}")
                 continue
             if name != place[1]:
                 block["reward"] = name
-            done.warnings.append(f"{dotted(place)}: read as reward={name}; use that instead")
+            done.warn(f"{dotted(place)}: read as reward={name}; use that instead")
             done.warnings += [f"{dotted(place[:-1])}.{said}" for said in judge_as_roll(name, block)]
             if name == SANDBOX and "timeout" not in block:
                 block["timeout"] = SANDBOX_TIMEOUT
-                done.warnings.append(
-                    f"{dotted(place[:-1])}.timeout: not set, so it is {SANDBOX_TIMEOUT:g} s; set it explicitly"
-                )
+                done.warn(f"{dotted(place[:-1])}.timeout: not set, so it is {SANDBOX_TIMEOUT:g} s; set it explicitly")
         else:
             domain = dotted(place[:-1])
             known = ", ".join([*known_rewards(), *MODEL_REWARDS])
@@ -489,7 +481,7 @@ def _rewards(done: Translation) -> None:
                 f"set {domain}.reward to {known} or to your own package.module:function, or remove the domain: "
                 f"~{domain}"
             )
-            done.faults.append(Fault(dotted(place), f"{printable(class_path)} has no counterpart here", remedy))
+            done.fault(dotted(place), f"{printable(class_path)} has no counterpart here", remedy)
             done.is_whole = False
 
 
@@ -518,7 +510,7 @@ def _tracker_kwargs(done: Translation) -> None:
     done.values["tracker_kwargs"] = {} if tracker == "none" else {tracker: arguments}
     read = f"read as tracker_kwargs.{tracker}; put the arguments under the tracker's name"
     said = "ignored, because track_with is none; remove the key" if tracker == "none" else read
-    done.warnings.append(f"tracker_kwargs: {said}")
+    done.warn(f"tracker_kwargs: {said}")
 
 
 def _strategies(done: Translation) -> None:
@@ -542,9 +534,7 @@ def _devices(done: Translation) -> None:
         try:
             block["device_mapping"] = parse_devices(text)
         except ValueError as error:
-            done.faults.append(
-                Fault(dotted(place), f"{printable(text)} is not a list of devices: {error}", f"write {FORMS}")
-            )
+            done.fault(dotted(place), f"{printable(text)} is not a list of devices: {error}", f"write {FORMS}")
             block["device_mapping"] = None
             done.is_whole = False
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from roll.config.schema.backend import BackendConfig
+from roll.config.schema.base import NO_METHOD
 from roll.config.schema.fields import DISCRIMINATOR, blocks_of, dotted, paths_of_key, section_at
 from roll.config.schema.foreign_names import OTHER_NAMES, OTHER_NAMES_IN_RLVR, PROGRAMS, STRATEGIES
-from roll.config.schema.methods import NO_METHOD
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ExperimentConfig

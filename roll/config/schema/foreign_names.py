@@ -1,4 +1,4 @@
-"""Names of other programs: the tables of `foreign_names.yaml`.
+"""Names of other programs: the tables of `foreign_names.yaml`, and the kinds of values in their settings.
 
 TRL, transformers, accelerate, verl, OpenRLHF, Megatron and DeepSpeed: their names are refused, with the key of roll to
 use instead. ROLL: its keys are read, ignored or refused by `roll.config.roll_v2`.
@@ -6,14 +6,75 @@ use instead. ROLL: its keys are read, ignored or refused by `roll.config.roll_v2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from roll.config.schema.kinds import KINDS, ValueKind
+from roll.errors import Fault
+from roll.registry import nearest
+
+
+@dataclass(frozen=True)
+class ValueKind:
+    """The set of values that a key accepts."""
+
+    said: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: Any, least: float = 0.0) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= sys.maxsize
+
+
+def _is_integer(value: Any, least: float) -> bool:
+    return _is_number(value, least) and float(value).is_integer()  # 5e8 is a float in YAML, which DeepSpeed accepts
+
+
+FLAG = ValueKind("true or false", lambda value: isinstance(value, bool))
+COUNT = ValueKind("a whole number, at least 0", lambda value: _is_integer(value, 0))
+SIZE = ValueKind("a whole number, at least 1", lambda value: _is_integer(value, 1))
+NUMBER = ValueKind("a number, at least 0", _is_number)
+FRACTION = ValueKind("a number from 0 to 1", lambda value: _is_number(value) and value <= 1)
+BLOCK = ValueKind("a block of keys", lambda value: isinstance(value, Mapping))
+
+
+def one_of(*names: str) -> ValueKind:
+    """Return the kind that accepts one of several words."""
+    return ValueKind(f"{', '.join(names[:-1])} or {names[-1]}", lambda value: value in names)
+
+
+PRECISION = one_of("fp32", "fp16", "bf16")
+KINDS = {"flag": FLAG, "count": COUNT, "size": SIZE, "number": NUMBER, "block": BLOCK, "precision": PRECISION}
+"""Kinds by their names in `foreign_names.yaml`."""
+
+
+def block_faults(
+    where: str, given: Mapping[str, Any], kinds: Mapping[str, ValueKind], refused: Mapping[str, tuple[str, str]]
+) -> Iterator[Fault]:
+    """Yield faults of unknown keys, refused keys and values of the wrong kind.
+
+    The value `auto`, DeepSpeed's own choice, is valid for every key.
+    """
+    for key, value in given.items():
+        said = str(value).lower() if isinstance(value, bool) else repr(value)
+        if key in refused:
+            why, instead = refused[key]
+            yield Fault(f"{where}.{key}", f"{said}, but {why}", f"remove it; {instead}")
+        elif key not in kinds:
+            near = nearest(key, list(kinds))
+            remedy = "correct the name, or remove the key" if near else f"known keys of this block: {', '.join(kinds)}"
+            yield Fault(f"{where}.{key}", f"unknown key, with the value {said}{near}", remedy)
+        elif value != "auto" and not kinds[key].holds(value):
+            yield Fault(
+                f"{where}.{key}",
+                f"{said} is not allowed",
+                f"give {kinds[key].said}, or auto for DeepSpeed's own choice",
+            )
+
 
 ROLES = ("actor_train", "actor_infer", "reference", "critic", "sft_train", "reward_train", "student", "teacher")
 ROLE = "<role>"
@@ -101,3 +162,15 @@ REWARD_CLASSES: Mapping[str, str] = _ROLL["reward_classes"]
 """Class name at the end of `rewards.*.worker_cls` to the name of the reward function, for classes with a counterpart in
 roll.
 """
+READ_SPECIALLY: Mapping[str, str] = _ROLL["read_specially"]
+"""How keys are read that no other table describes, in Markdown, by key path, for docs/configuration.md."""
+OF_MANAGERS: Mapping[str, str] = _ROLL["of_managers"]
+"""Keys of an environment manager that are not read, with the reason."""
+OF_ENVIRONMENTS: Mapping[str, str] = _ROLL["of_environments"]
+"""Keys of an environment's definition that do not affect the result of training, with the reason."""
+OF_REWARD_MODELS: Mapping[str, str] = _ROLL["of_reward_models"]
+"""Keys of a domain that a function does not read, with the reason. They are ignored with a warning."""
+OF_REWARD_FUNCTIONS: Mapping[str, str] = _ROLL["of_reward_functions"]
+"""Keys of a domain that only some functions read, with the replacement for the others."""
+DEFAULTS: Mapping[str, bool | int | float | str] = _ROLL["defaults"]
+"""Defaults of ROLL v0.2.1 that differ from roll's, by key path."""

@@ -9,8 +9,15 @@ from pydantic import Field
 from roll.algorithms.methods.base import Method
 from roll.algorithms.methods.kinds import KINDS
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
-from roll.config.schema.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StrictConfig
-from roll.config.schema.methods import Named
+from roll.config.schema.base import (
+    Fraction,
+    Named,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StrictConfig,
+)
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import ExperimentConfig, ReferenceConfig, RowsTrainConfig
 

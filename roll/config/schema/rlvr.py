@@ -14,6 +14,7 @@ from roll.algorithms.methods.policy_losses import POLICY_LOSSES, PolicyLossTrait
 from roll.config.schema.base import (
     Fraction,
     Name,
+    Named,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -22,7 +23,6 @@ from roll.config.schema.base import (
     StrictConfig,
 )
 from roll.config.schema.environments import EnvironmentConfig, GatewayConfig
-from roll.config.schema.methods import Named
 from roll.config.schema.offline import NAMES, TOP_K
 from roll.config.schema.roles import (
     ActorInferConfig,

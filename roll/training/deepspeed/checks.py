@@ -12,8 +12,17 @@ from typing import Any
 from roll.config.derived.batch import accumulates, sequences_per_update
 from roll.config.derived.model_shape import ModelShape, uneven_heads, uneven_layers
 from roll.config.derived.placement import ranks
-from roll.config.schema.foreign_names import DEEPSPEED_BLOCKS
-from roll.config.schema.kinds import COUNT, FRACTION, NUMBER, PRECISION, SIZE, ValueKind, block_faults, one_of
+from roll.config.schema.foreign_names import (
+    COUNT,
+    DEEPSPEED_BLOCKS,
+    FRACTION,
+    NUMBER,
+    PRECISION,
+    SIZE,
+    ValueKind,
+    block_faults,
+    one_of,
+)
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig, RoleConfig
