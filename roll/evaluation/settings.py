@@ -21,7 +21,6 @@ from yaml import YAMLError
 from roll.config.derived.batch import learner
 from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
-from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import HIDDEN
@@ -35,17 +34,9 @@ from roll.runs.rlvr.held_out import inference_plan
 PLACE = "SUBJECT"
 """Name of the first command-line argument in error messages."""
 KEPT = (
-    *(
-        "prompt_length",
-        "response_length",
-        "sequence_length",
-        "seed",
-        "time_sharing",
-        "num_gpus_per_node",
-        "gpu_memory_gib",
-    ),
-    *("system_envs", "deadlines", "max_running_samples"),
-)
+    "prompt_length", "response_length", "sequence_length", "seed", "time_sharing", "num_gpus_per_node",
+    "gpu_memory_gib", "system_envs", "deadlines", "max_running_samples",
+)  # fmt: skip
 """Root keys that an evaluation copies from the configuration of its run."""
 OWN_OF_LEARNER = ("model_name_or_path", "lora_target", "lora_rank", "lora_alpha", "lora_dropout")
 LENGTH = "--max-new-tokens"
@@ -179,16 +170,14 @@ def _overridden(settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig
 
 def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     run = subject.trained.config if subject.trained else None
-    kept = {key: value for key, value in _given(run).items() if key in KEPT} if run else {}
+    given = _plain(run) if run else {}
+    kept = {key: value for key, value in given.items() if key in KEPT}
     engine = _engine(request, run)
     devices = engine.get("device_mapping")
     sets = _sets(request, run)
-    columns = next((one["data_args"] for one in sets.values() if "data_args" in one), None)
-    rows = columns or (_columns(run).get("data_args") if run else None)
-    rewards = (
-        {_domain(request.reward): {"reward": request.reward}} if request.reward else _given(run).get("rewards", {})
-    )
-    environments = {} if request.reward else _given(run).get("environments", {})
+    rows = next((one["data_args"] for one in sets.values() if "data_args" in one), _columns(run))
+    rewards = {_domain(request.reward): {"reward": request.reward}} if request.reward else given.get("rewards", {})
+    environments = {} if request.reward else given.get("environments", {})
     if not rewards and not environments:
         remedy = (
             "name the reward that scores the answers: math_rule, exact_match, ..., or your own as "
@@ -247,7 +236,7 @@ def output_folder(request: Request, subject: Subject) -> Path:
 
 def _engine(request: Request, run: Config | None) -> dict[str, Any]:
     """Return the block `actor_infer`."""
-    own = _given(run).get("actor_infer", {}) if isinstance(run, RlvrConfig) else {}
+    own = _plain(run).get("actor_infer", {}) if isinstance(run, RlvrConfig) else {}
     role = {
         key: value
         for key, value in own.items()
@@ -264,7 +253,7 @@ def _engine(request: Request, run: Config | None) -> dict[str, Any]:
         and role.get("strategy_args", {}).get("strategy_name") != request.strategy
         or "strategy_args" not in role
     ):
-        role["strategy_args"] = {"strategy_name": request.strategy or _usual_strategy()}
+        role["strategy_args"] = {"strategy_name": request.strategy or ("vllm" if find_spec("vllm") else "hf_infer")}
     if request.dtype or "dtype" not in model:
         model["dtype"] = request.dtype or ("bf16" if devices else "fp32")
     return role | {"model_args": model}
@@ -283,10 +272,6 @@ def _devices(request: Request, own: Mapping[str, Any], run: Config | None) -> li
     import torch  # Imported here, so that `--help` and the report of a wrong path do not need it.
 
     return [0] if torch.cuda.device_count() else None
-
-
-def _usual_strategy() -> str:
-    return "vllm" if find_spec("vllm") else "hf_infer"
 
 
 def _model_args(run: Config | None) -> dict[str, Any]:
@@ -316,7 +301,7 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
     if request.data:
         columns = _columns(run)
         return {
-            name: {"data_args": _rows(request, file, columns.get("data_args", {})), "generating_args": usual | sampling}
+            name: {"data_args": _rows(request, file, columns), "generating_args": usual | sampling}
             for name, file in _names(request.data).items()
         }
     found: dict[str, Any] = {}
@@ -378,13 +363,9 @@ def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, 
 
 
 def _columns(run: Config | None) -> dict[str, Any]:
-    """Return {"data_args": ...} of the rows that a run was trained on, or an empty dictionary."""
-    rows: DataConfig | None = learner(run)[1].data_args if run else None
-    return {"data_args": _plain(rows)} if rows else {}
-
-
-def _given(run: Config | None) -> dict[str, Any]:
-    return _plain(run) if run else {}
+    """Return the block `data_args` of the rows that a run was trained on, or an empty one."""
+    rows = learner(run)[1].data_args if run else None
+    return _plain(rows) if rows else {}
 
 
 def _plain(block: BaseModel) -> dict[str, Any]:
