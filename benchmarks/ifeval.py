@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from roll.rewards.functions.ifeval import CHECKS, ifeval
-from roll.rewards.functions.instructions.ids import INSTRUCTIONS
+from roll.rewards.functions.instructions import INSTRUCTIONS
 from roll.types import Prompt
 
 NO_PROMPT = Prompt(0, np.zeros(1, np.int32), "", "ifeval", {})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from roll.rewards.judges.judging import AnswerPattern
+from roll.rewards.judges.judge import AnswerPattern
 from roll.rewards.parts import parts_of
 from roll.rewards.verdicts import PartTraits
 from roll.types import Episode, RewardOutcome

@@ -11,10 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from roll.system.tree import TreeBounds
+
+if TYPE_CHECKING:  # the process of an agent function does not import the schema
+    from roll.config.schema.environments import AgentConfig
 
 BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 NO_PROXY = ("NO_PROXY", "no_proxy")
@@ -45,6 +48,14 @@ class AgentEnd:
 def command_of(function: str) -> tuple[str, ...]:
     """Return the command that runs an agent function in a process."""
     return (sys.executable, "-P", "-m", CALLER, function)
+
+
+def command_for(agent: AgentConfig) -> tuple[str, ...]:
+    """Return the command that runs an agent."""
+    if agent.function is not None:
+        return command_of(agent.function)
+    assert agent.command, "an agent without a command or a function is a fault"
+    return agent.command
 
 
 def own_environment() -> dict[str, str]:

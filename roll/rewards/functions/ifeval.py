@@ -14,16 +14,12 @@ from typing import Any, Literal
 from roll.algorithms.methods.base import declares
 from roll.rewards.answers import after_thinking
 from roll.rewards.base import REWARDS, RewardTraits
-from roll.rewards.functions.instructions import layout, whole, words
-from roll.rewards.functions.instructions.ids import INSTRUCTIONS
-from roll.rewards.functions.instructions.words import holds
+from roll.rewards.functions import instructions
+from roll.rewards.functions.instructions import INSTRUCTIONS, holds
 from roll.types import Prompt, RewardResult
 
 CHECKS: Mapping[str, Callable[..., bool]] = {
-    name: check
-    for module in (words, layout, whole)
-    for name, check in vars(module).items()
-    if name.startswith(("verify_", "validate_"))
+    name: check for name, check in vars(instructions).items() if name.startswith(("verify_", "validate_"))
 }
 """Check functions by their names in the RLVR-IFeval data set."""
 NUMBERS, LISTS, IDS = (

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from roll.agents.environment_workers import EnvironmentWorkers
 from roll.agents.episode_groups import EpisodeGroups, SampledByDomain
 from roll.agents.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
+from roll.agents.gateway.agent import command_for
 from roll.agents.gateway.episodes import Agent, AgentEpisodes
 from roll.agents.gateway.server import Gateway, GatewayBounds
-from roll.agents.gateway.trial import command_for
 from roll.config.derived.batch import longest_sequence
 from roll.config.derived.placement import judging_roles, model_roles
 from roll.config.schema.model import DataConfig

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from roll.agents.episode_metrics import episode_metrics
+from roll.agents.episodes import episode_metrics
 from roll.rollout.batch import Shaping, experience, rollout_metrics, usable
 from roll.rollout.credit import CreditAssignment
 from roll.rollout.reference import StepReference

@@ -33,10 +33,8 @@ from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
 from roll.models.score import check_reward_model, pad_token, scored_token
 from roll.rewards.judges.chat_api import ApiModel
-from roll.rewards.judges.judge import Chat, Judge
-from roll.rewards.judges.judging import SCORE_TEMPLATE, JudgeTemplate, answer_pattern
-from roll.rewards.judges.reward_models import EngineJudge
-from roll.rewards.judges.scorer import Scorer
+from roll.rewards.judges.judge import SCORE_TEMPLATE, Chat, Judge, JudgeTemplate, answer_pattern
+from roll.rewards.judges.reward_models import EngineJudge, Scorer
 from roll.rewards.reward_workers import ModelReward
 from roll.runs.rlvr.sampling import sampling_of
 from roll.runs.role_models import model_path, model_shape

@@ -1,19 +1,29 @@
-"""Tries the rewards and environments of a run on its rows before anything starts."""
+"""Tries the user's code on the rows of a run before anything starts, so that faults are reported early: every reward
+function on all rows, every environment on one, and whether every agent can be started.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from roll.agents.environments.base import Observation
-from roll.agents.environments.trial import try_environments
+from roll.agents.environments.process import EnvironmentProcess
 from roll.agents.episodes import ENVIRONMENT
-from roll.agents.gateway.trial import agent_faults
+from roll.agents.gateway.agent import CHECK, KEPT_CHARACTERS, command_for, command_of, own_environment
+from roll.config.derived.environment_roles import environment_of
 from roll.config.derived.reward_roles import model_reward
+from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
@@ -22,17 +32,25 @@ from roll.data.prompts import PromptSet
 from roll.data.renderers.base import ChatRenderer
 from roll.data.rows import RowFault
 from roll.data.tasks import Joined, Prompts
-from roll.errors import BadInput, ConfigError, DataError, Fault
+from roll.errors import BadInput, ConfigError, DataError, EnvironmentFailed, Fault
+from roll.hosted.process import HostedProcessFailed
 from roll.rewards.answers import ground_truth
-from roll.rewards.judges.judging import answer_pattern
-from roll.rewards.parts import parts_of
-from roll.rewards.passing import Bar, Bars, bars_of_judge
-from roll.rewards.row_trial import RowProblem, try_rows
-from roll.rewards.trial import try_rewards
+from roll.rewards.judges.judge import answer_pattern
+from roll.rewards.parts import RewardPart, parts_of
+from roll.rewards.passing import Bar, Bars, bars_of, bars_of_judge
+from roll.rewards.process import RewardProcess
 from roll.runs.rlvr.reward_models import judge_template
 from roll.system.event_loop import run_in_loop
-from roll.types import Prompt
+from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
 
+AT_ONCE = 1000
+"""Number of rows that are sent to a reward process together."""
+MOST_PROCESSES, ROWS_OF_PROCESS = 8, 1000
+"""Largest number of processes that check the rows of a domain, and least number of rows for each if there are several.
+"""
+TRIAL_SEED = 0
+MOST_SHAPES = 64
+"""Largest number of shapes of rows on which a reward without `check_row` is tried."""
 LOG = logging.getLogger(__name__)
 REFERENCE_REMEDY = "fix or remove the row"
 NO_TOKENS = np.zeros(0, np.int32)
@@ -214,3 +232,311 @@ def _why_none(row: Mapping[str, Any]) -> str:
     except ValueError as error:
         return f"the judge_prompt has {{reference}}, but {error}"
     return ""
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """A row that a reward cannot use."""
+
+    index: int
+    """Index of the row among those of its domain."""
+    reward: str
+    """Name of the reward."""
+    problem: str
+
+
+async def row_problems(
+    domain: str, section: RewardConfig, prompts: Sequence[Prompt], start_seconds: float
+) -> list[RowProblem]:
+    """Return the rows of a domain that its reward cannot use.
+
+    A reward that declares a `check_row` judges every row. Any other, unless it needs a service, is called with an empty
+    response to one row of each shape; if it crashes, all rows of this shape are returned.
+
+    Args:
+        start_seconds: deadline for a process to import the domain's functions.
+
+    Raises:
+        ConfigError: a reward function cannot be loaded.
+        HostedProcessFailed: a process did not start.
+    """
+    process = RewardProcess(domain, section, start_seconds)
+    try:
+        traits = await process.start()
+        checked = [index for index, one in enumerate(traits) if one.checks_rows]
+        called = [index for index, one in enumerate(traits) if not one.checks_rows and not one.needs_service]
+        found = await _tried(process, domain, section, prompts, called) if called else []
+    finally:
+        await process.close()
+    return [*(await _checked(domain, section, prompts, checked, start_seconds) if checked else []), *found]
+
+
+async def _checked(
+    domain: str, section: RewardConfig, prompts: Sequence[Prompt], checked: Sequence[int], start_seconds: float
+) -> list[RowProblem]:
+    """Return the rows that the `check_row` of these parts refuses. Many rows are checked by several processes."""
+    count = max(1, min(MOST_PROCESSES, os.cpu_count() or 1, len(prompts) // ROWS_OF_PROCESS))
+    bounds = [len(prompts) * number // count for number in range(count + 1)]
+    found = await asyncio.gather(
+        *(_checked_part(domain, section, prompts, range(*pair), checked, start_seconds) for pair in pairwise(bounds))
+    )
+    return [problem for of_process in found for problem in of_process]
+
+
+async def _checked_part(
+    domain: str,
+    section: RewardConfig,
+    prompts: Sequence[Prompt],
+    indices: range,
+    checked: Sequence[int],
+    start_seconds: float,
+) -> list[RowProblem]:
+    names = [part.reward for part in parts_of(domain, section)]
+    process = RewardProcess(domain, section.model_copy(update={"concurrency": 1}), start_seconds, checks_rows=True)
+    found = []
+    try:
+        for begin in range(0, len(indices), AT_ONCE):
+            some = indices[begin : begin + AT_ONCE]
+            results = await asyncio.gather(*(process.results(prompts[index], [""], checked) for index in some))
+            for index, of_parts in zip(some, results, strict=True):
+                for part, (result,) in zip(checked, of_parts, strict=True):
+                    if result.outcome is not RewardOutcome.SCORED:
+                        found.append(RowProblem(index, names[part], result.note))
+    finally:
+        await process.close()
+    return found
+
+
+async def _tried(
+    process: RewardProcess, domain: str, section: RewardConfig, prompts: Sequence[Prompt], called: Sequence[int]
+) -> list[RowProblem]:
+    """Call these parts for the first row of each shape except the shape of the very first row, which `trial` tries."""
+    parts = parts_of(domain, section)
+    responses = ["", ""] if any(parts[index].group for index in called) else [""]
+    shapes: dict[Any, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        shapes.setdefault(value_shape(prompt.row), []).append(index)
+    found = []
+    for alike in [*shapes.values()][1 : MOST_SHAPES + 1]:
+        results = await process.results(prompts[alike[0]], responses, called)
+        for part, (result, *_) in zip(called, results, strict=True):
+            if result.outcome is RewardOutcome.CRASHED:
+                problem = f"called with an empty response to such a row, it fails: {result.note}"
+                found += [RowProblem(index, parts[part].reward, problem) for index in alike]
+    return found
+
+
+def value_shape(value: Any) -> Any:
+    """Return the shape of a value of a row: the type, whether it is empty, and the shapes of the values of an object by
+    key.
+    """
+    if isinstance(value, Mapping):
+        return tuple(_shapes(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "number"
+    return type(value).__name__, not value and value is not False
+
+
+def _shapes(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in sorted(values):
+        yield key, value_shape(values[key])
+
+
+async def try_rows(
+    sections: Mapping[str, RewardConfig], prompts: Mapping[str, Sequence[Prompt]], start_seconds: float
+) -> dict[str, list[RowProblem]]:
+    """Return the rows that the rewards of each domain cannot use.
+
+    Domains whose rewards cannot be loaded are left out: `trial` reports them.
+
+    Args:
+        sections: configuration of the rewards, by domain.
+        prompts: all prompts of each domain that has rows.
+        start_seconds: deadline for a process to import the functions of a domain.
+    """
+    found: dict[str, list[RowProblem]] = {}
+    for domain in sections.keys() & prompts.keys():
+        try:
+            found[domain] = await row_problems(domain, sections[domain], prompts[domain], start_seconds)
+        except (ConfigError, HostedProcessFailed):
+            continue
+    return found
+
+
+class Trial(NamedTuple):
+    """What a trial of rewards found."""
+
+    faults: list[Fault]
+    bars: dict[str, Bars]
+    """When a response passes, by domain. Domains whose rewards cannot be loaded are left out."""
+
+
+async def try_rewards(
+    sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float
+) -> Trial:
+    """Import the reward functions of every domain, and call each with an empty response, except those that need a
+    service.
+
+    Args:
+        sections: configuration of the rewards, by domain.
+        firsts: one prompt of each domain that has rows. The functions of other domains are only imported.
+        start_seconds: deadline for a process to import its functions.
+
+    Returns:
+        The faults of all domains, and when a response passes.
+    """
+    bars: dict[str, Bars] = {}
+    found = await asyncio.gather(
+        *(_reward_faults(name, section, firsts.get(name), start_seconds, bars) for name, section in sections.items())
+    )
+    return Trial([fault for faults in found for fault in faults], bars)
+
+
+async def _reward_faults(
+    domain: str, section: RewardConfig, prompt: Prompt | None, start_seconds: float, bars: dict[str, Bars]
+) -> list[Fault]:
+    """Return the faults of a domain, and store its bars."""
+    parts, process = parts_of(domain, section), RewardProcess(domain, section, start_seconds)
+    try:
+        traits = await process.start()
+        bars[domain] = bars_of(domain, section, traits)
+        called = [index for index, one in enumerate(traits) if not one.needs_service]
+        if prompt is None or not called:
+            return []
+        responses = ["", ""] if any(parts[index].group for index in called) else [""]
+        results = await process.results(prompt, responses, called)
+        return [
+            _fault(domain, parts[index], results_of_part[0], prompt, section.timeout)
+            for index, results_of_part in zip(called, results, strict=True)
+            if results_of_part[0].outcome in NO_VERDICT
+        ]
+    except ConfigError as error:
+        return list(error.faults)
+    except HostedProcessFailed as error:
+        return [Fault(f"rewards.{domain}", str(error), "fix the module of the reward, or raise deadlines.start")]
+    finally:
+        await process.close()
+
+
+def _fault(domain: str, part: RewardPart, result: RewardResult, prompt: Prompt, seconds: float) -> Fault:
+    tried = f"'{part.reward}', called with an empty response to the first row of its domain,"
+    columns = f"the row has the columns {', '.join(map(str, prompt.row))}"
+    problem, remedy = {
+        RewardOutcome.CRASHED: (f"{tried} fails: {result.note}", f"fix the function; {columns}"),
+        RewardOutcome.TIMED_OUT: (
+            f"{tried} returns no verdict within {seconds:g} s",
+            f"make it faster, or raise rewards.{domain}.timeout",
+        ),
+        RewardOutcome.UNAVAILABLE: (
+            f"{tried} cannot reach a verdict: {result.note}",
+            "provide the service or program that it needs",
+        ),
+    }[result.outcome]
+    return Fault(f"{part.place}.reward", problem, remedy)
+
+
+async def try_environments(
+    sections: Mapping[str, EnvironmentConfig],
+    firsts: Mapping[str, Mapping[str, Any]],
+    start_seconds: float,
+    problem_of: Callable[[Observation], str],
+) -> list[Fault]:
+    """Import the environment and the tools of every domain, and reset the environment on a row.
+
+    Args:
+        sections: configuration of the environments, by domain.
+        firsts: one row of each domain that has rows. The environments of other domains are only imported.
+        start_seconds: deadline for a process to import its environment.
+        problem_of: returns the reason why the run's model cannot accept a first observation, or an empty string.
+
+    Returns:
+        The faults of all domains.
+    """
+    found = await asyncio.gather(
+        *(
+            _environment_faults(name, section, firsts.get(name), start_seconds, problem_of)
+            for name, section in sections.items()
+        )
+    )
+    return [fault for faults in found for fault in faults]
+
+
+async def _environment_faults(
+    domain: str,
+    section: EnvironmentConfig,
+    row: Mapping[str, Any] | None,
+    start_seconds: float,
+    problem_of: Callable[[Observation], str],
+) -> list[Fault]:
+    place, process = f"environments.{domain}", EnvironmentProcess(domain, section, start_seconds)
+    tried = f"'{environment_of(domain, section)}', reset on the first row of its domain,"
+    try:
+        await process.start()
+        problem = "" if row is None else problem_of(await process.open(0, row, TRIAL_SEED))
+        remedy = "fix the value that reset returns, or raise prompt_length if it is too long"
+        unfit = f"{tried} returns an observation that the model cannot accept: {problem}"
+        return [Fault(f"{place}.environment", unfit, remedy)] if problem else []
+    except ConfigError as error:
+        return list(error.faults)
+    except HostedProcessFailed as error:
+        return [Fault(place, str(error), "fix the module of the environment, or raise deadlines.start")]
+    except EnvironmentFailed as failed:
+        problem = f"{tried} fails: {failed}"
+        columns = f"the row has the columns {', '.join(map(str, row or ()))}"
+        late = f"make it faster, or raise {place}.step_timeout"
+        return [
+            Fault(
+                f"{place}.environment", problem, late if failed.reason == "timed_out" else f"fix the class; {columns}"
+            )
+        ]
+    finally:
+        await process.close()
+
+
+def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> Iterator[Fault]:
+    """Yield the faults of all agents.
+
+    Args:
+        sections: configuration of the environments, by domain.
+        seconds: deadline for the import of a function's module.
+    """
+    for domain, section in sections.items():
+        if section.agent is None:
+            continue
+        place = f"environments.{domain}.agent"
+        if section.agent.function is not None:
+            yield from _function_faults(
+                f"{place}.function", section.agent.function, {**own_environment(), **section.system_envs}, seconds
+            )
+        else:
+            yield from _command_faults(f"{place}.command", command_for(section.agent), section.system_envs)
+
+
+def _function_faults(place: str, name: str, environment: Mapping[str, str], seconds: float) -> Iterator[Fault]:
+    remedy = "give a `package.module:function` that accepts row, base_url and api_key"
+    try:
+        command = [*command_of(name), CHECK]
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        yield Fault(place, f"'{name}' was not imported after {seconds:g} s", "fix the module, or raise deadlines.start")
+        return
+    if done.returncode:
+        said = f"{done.stdout.strip()} {done.stderr.strip()}".strip()[-KEPT_CHARACTERS:]
+        yield Fault(place, f"'{name}' cannot be used: {said or f'it ended with status {done.returncode}'}", remedy)
+
+
+def _command_faults(place: str, command: tuple[str, ...], environment: Mapping[str, str]) -> Iterator[Fault]:
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        yield Fault(
+            place,
+            f"'{command[0]}' is not found on this machine",
+            "name a program that is on the PATH, or give its path",
+        )

@@ -39,7 +39,7 @@ WRITERS = (
     "runs/meter.py",
     "runs/rlvr/step_meter.py",
     "rollout/batch.py",
-    "agents/episode_metrics.py",
+    "agents/episodes.py",
     "algorithms/corrections.py",
     "rollout/credit.py",
     "rollout/scheduler.py",

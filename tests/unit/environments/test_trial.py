@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from roll.agents.environments.trial import try_environments
 from roll.errors import Fault
+from roll.runs.rlvr.reward_trial import try_environments
 from tests import limits
 from tests.unit.environments.running import section
 

@@ -20,9 +20,9 @@ from roll.agents.gateway import supervisor
 from roll.agents.gateway.agent import agent_environment, command_of, run_agent
 from roll.agents.gateway.episodes import Agent, AgentEpisodes
 from roll.agents.gateway.server import Gateway, GatewayBounds
-from roll.agents.gateway.trial import agent_faults
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, RollError
+from roll.runs.rlvr.reward_trial import agent_faults
 from roll.system.tree import TreeBounds
 from roll.types import Episode, Sampling, StopReason
 from tests import limits

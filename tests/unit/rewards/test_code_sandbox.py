@@ -21,7 +21,7 @@ from roll.rewards.functions.code_sandbox import code_sandbox
 from roll.rewards.programs import cases_of, one_assert_each, program_of, same_output
 from roll.rewards.sandbox import bubblewrap, program
 from roll.rewards.sandbox.bubblewrap import START, SandboxUnavailable, find_interpreter
-from roll.rewards.sandbox.inside import mirror
+from roll.rewards.sandbox.inside import link
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests.limits import CPU_EXPIRY, RUN, until
 from tests.unit.rewards import escapes
@@ -678,5 +678,5 @@ def beneath(pid: int) -> list[psutil.Process]:
 
 
 def test_no_operator_of_equality_is_asked() -> None:
-    assert not mirror.JUDGED.keys() & mirror.ASKED.keys()
-    assert not {"__eq__", "__ne__", "__contains__"} & mirror.OPERATIONS.keys()
+    assert not link.JUDGED.keys() & link.ASKED.keys()
+    assert not {"__eq__", "__ne__", "__contains__"} & link.OPERATIONS.keys()

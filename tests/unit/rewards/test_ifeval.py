@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.ifeval import generated
 from roll.rewards.functions.ifeval import CHECKS, ifeval
-from roll.rewards.functions.instructions.ids import INSTRUCTIONS
-from roll.rewards.functions.instructions.words import sentences
+from roll.rewards.functions.instructions import INSTRUCTIONS, sentences
 from roll.types import Prompt
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "ifeval", {})

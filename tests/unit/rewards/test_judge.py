@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from roll.config.shipped import judge_templates
-from roll.rewards.judges.judge import Judge, JudgeReply
-from roll.rewards.judges.judging import AnswerPattern, JudgeTemplate, answer_pattern, judges_verdict
+from roll.rewards.judges.judge import AnswerPattern, Judge, JudgeReply, JudgeTemplate, answer_pattern, judges_verdict
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests import limits
 

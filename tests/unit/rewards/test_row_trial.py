@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from roll.config.schema.roles import RewardConfig
-from roll.rewards import row_trial
-from roll.rewards.row_trial import RowProblem, try_rows, value_shape
+from roll.runs.rlvr import reward_trial
+from roll.runs.rlvr.reward_trial import RowProblem, try_rows, value_shape
 from tests import limits
 from tests.unit.rewards.running import PROMPT
 
@@ -187,9 +187,9 @@ def test_shapes_tell_absent_empty_and_typed_values_apart(one: dict, other: dict,
 
 
 def test_many_rows_are_checked_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_trial, "ROWS_OF_PROCESS", 2)
-    monkeypatch.setattr(row_trial, "AT_ONCE", 2)
-    monkeypatch.setattr(row_trial.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(reward_trial, "ROWS_OF_PROCESS", 2)
+    monkeypatch.setattr(reward_trial, "AT_ONCE", 2)
+    monkeypatch.setattr(reward_trial.os, "cpu_count", lambda: 3)
     bad = (0, 4, 6, 8)
     rows = [{"ground_truth": "" if index in bad else "1"} for index in range(9)]
     assert tuple(one.index for one in problems({"reward": "exact_match"}, rows)) == bad

@@ -17,7 +17,7 @@ from roll.data.chat import Template, TemplateFault, renderer
 from roll.data.conversations import answered_encoder, message_encoder, question_text, requested_conversation
 from roll.data.examples import LengthLimits, prepare_examples
 from roll.models.score import scored_token
-from roll.rewards.judges.scorer import Scorer
+from roll.rewards.judges.reward_models import Scorer
 from roll.types import Ints, Prompt, RewardOutcome, RewardResult
 
 SYSTEM = {"role": "system", "content": "be brief"}

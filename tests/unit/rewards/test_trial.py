@@ -11,7 +11,7 @@ import pytest
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import Fault
-from roll.rewards.trial import try_rewards
+from roll.runs.rlvr.reward_trial import try_rewards
 from tests import limits
 from tests.unit.rewards.running import PROMPT
 

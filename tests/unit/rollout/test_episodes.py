@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from roll.agents.environments.base import Message, Observation, Step
-from roll.agents.episode_metrics import episode_metrics
-from roll.agents.episodes import MOST_DISTURBED
+from roll.agents.episodes import MOST_DISTURBED, episode_metrics
 from roll.data.chat import TemplateFault
 from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
 from roll.rollout.batch import Shaping, experience, usable
