@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
@@ -14,7 +13,7 @@ from roll.agents.environments.process import EnvironmentProcess
 from roll.backend import Rank
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
-from roll.hosted.worker import SLACK, HostedWorker
+from roll.hosted.worker import SLACK, HostedSettings, HostedWorker
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
 from roll.types import Metrics
@@ -25,14 +24,8 @@ COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neig
 """Counted failures of environments, and their metrics."""
 
 
-@dataclass(frozen=True)
-class EnvironmentSettings:
+class EnvironmentSettings(HostedSettings[EnvironmentConfig]):
     """Settings of `EnvironmentWorker`."""
-
-    domain: str
-    section: EnvironmentConfig
-    start_seconds: float
-    """Deadline for the process to become ready."""
 
     def build(self, rank: Rank) -> EnvironmentWorker:
         """See `Settings`."""

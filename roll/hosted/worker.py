@@ -8,11 +8,13 @@ import asyncio
 import os
 import shutil
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from roll.hosted.process import HostedProcess
 
+S = TypeVar("S")
 P = TypeVar("P", bound=HostedProcess[Any, Any])
 SLACK = 60.0
 """Time in seconds for sending a call to a worker and its result back."""
@@ -23,6 +25,17 @@ it.
 """
 LOOK_EVERY = 1.0
 """Seconds between two checks of the log's size."""
+
+
+@dataclass(frozen=True)
+class HostedSettings(Generic[S]):
+    """Settings of a worker."""
+
+    domain: str
+    section: S
+    """The domain's block of the configuration."""
+    start_seconds: float
+    """Deadline for the process to become ready."""
 
 
 class HostedWorker(Generic[P]):

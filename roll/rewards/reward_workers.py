@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from roll.backend import Rank
 from roll.config.schema.roles import RewardConfig
-from roll.hosted.worker import SLACK, HostedWorker
+from roll.hosted.worker import SLACK, HostedSettings, HostedWorker
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
 from roll.rewards.parts import normalised
@@ -19,14 +18,8 @@ REPLACED = 30.0
 """Time in seconds for replacing a child process that was broken by a response."""
 
 
-@dataclass(frozen=True)
-class RewardSettings:
+class RewardSettings(HostedSettings[RewardConfig]):
     """Settings of `RewardWorker`."""
-
-    domain: str
-    section: RewardConfig
-    start_seconds: float
-    """Deadline for the process to become ready."""
 
     def build(self, rank: Rank) -> RewardWorker:
         """See `Settings`."""
