@@ -23,7 +23,7 @@ from roll.runs.rlvr.reward_trial import bar_notices, bars_by_domain, check_rewar
 from tests import limits
 from tests.unit.data.conftest import tokenizer  # noqa: F401  # a fixture
 
-MATHS: dict[str, Any] = {"maths": {"reward": "math_rule"}}
+MATHS: dict[str, Any] = {"maths": {"reward": "exact_match"}}
 
 
 def config_of(rewards: dict[str, Any]) -> RlvrConfig:
@@ -68,15 +68,16 @@ def test_bad_rows_of_all_sets_are_reported_together(prompts_in: Any) -> None:
 
 
 def test_many_bad_rows_are_counted_by_reason(prompts_in: Any) -> None:
+    rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}}
     rows = [{"ground_truth": "1"}, *[{"ground_truth": "{{"}] * 30]
     with pytest.raises(DataError) as caught:
-        check_rewards(config_of(MATHS), prompts_in("rows.jsonl", rows, MATHS))
+        check_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
     assert len(caught.value.faults) == 21
     assert caught.value.faults[-1].problem == "30 of 31 rows cannot be used: 30 x no reference for 'math_rule'"
 
 
 def test_only_rows_of_the_domain_need_its_reference(prompts_in: Any) -> None:
-    rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "short": {"reward": "length_penalty"}}
+    rewards: dict[str, Any] = {"maths": {"reward": "exact_match"}, "short": {"reward": "length_penalty"}}
     rows = [{"tag": "maths", "ground_truth": "1"}, {"tag": "short"}, {"tag": "maths"}]
     with pytest.raises(DataError) as caught:
         check_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
@@ -84,7 +85,7 @@ def test_only_rows_of_the_domain_need_its_reference(prompts_in: Any) -> None:
 
 
 def test_bad_rows_and_rewards_are_reported_together(prompts_in: Any) -> None:
-    rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "own": {"reward": "nowhere:absent"}}
+    rewards: dict[str, Any] = {"maths": {"reward": "exact_match"}, "own": {"reward": "nowhere:absent"}}
     rows = [{"tag": "maths", "ground_truth": "1"}, {"tag": "own"}, {"tag": "maths"}]
     with pytest.raises(BadInput) as caught:
         check_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
@@ -145,7 +146,7 @@ def test_reward_failing_on_every_row_is_named(prompts_in: Any, tmp_path: Path, m
 
 
 def test_rows_of_a_domain_keep_their_indices(prompts_in: Any) -> None:
-    rewards: dict[str, Any] = {"maths": {"reward": "math_rule"}, "short": {"reward": "length_penalty"}}
+    rewards: dict[str, Any] = {"maths": {"reward": "exact_match"}, "short": {"reward": "length_penalty"}}
     prompts = prompts_in(
         "rows.jsonl", [{"tag": "short", "n": 0}, {"tag": "maths", "n": 1}, {"tag": "short", "n": 2}], rewards
     )
