@@ -30,10 +30,10 @@ from roll.runs.rlvr.held_out import HeldOutInputs, held_out_groups, prepare_held
 from roll.runs.roles import Roles, is_trainer_side
 from roll.system.event_loop import run_in_loop
 from roll.system.own_folder import own_folder
+from roll.tracking.base import StepNotices
 from roll.tracking.jsonl import SAMPLES_FILE, to_line
 from roll.tracking.life import ActivityDisplay
 from roll.tracking.logs import RunLog
-from roll.tracking.notices import StepNotices
 from roll.types import RolloutGroup
 
 LOG = logging.getLogger(__name__)

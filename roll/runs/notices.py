@@ -12,7 +12,7 @@ from roll.config.derived.teachers import teacher_roles
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.ends import EndOfTurn
 from roll.runs.rlvr.sampling import sampling_of
-from roll.tracking.notices import Watch
+from roll.tracking.base import Watch
 from roll.types import NO_VERDICT, Metrics, Sampling
 
 SAMPLES = "the responses are in samples.jsonl and in the report"

@@ -8,8 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from roll.tracking.base import Record, Tracker
-from roll.tracking.notices import Notice, StepNotices, Watch
+from roll.tracking.base import Notice, Record, StepNotices, Tracker, Watch
 from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)

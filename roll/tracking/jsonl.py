@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from roll.errors import RollError
-from roll.tracking.base import group_record
-from roll.tracking.notices import Notice
+from roll.tracking.base import Notice, group_record
 from roll.types import Metrics, RolloutGroup
 
 LOG = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from roll.runs.rlvr.validation import Evaluator
 from roll.runs.rlvr.wiring import evaluators, held_out_ends, held_out_prompts, in_turn
 from roll.runs.role_models import model_path
 from roll.runs.roles import Roles, is_trainer_side
-from roll.tracking.notices import Watch
+from roll.tracking.base import Watch
 from roll.types import Episode, Prompt, RolloutGroup
 
 

@@ -20,8 +20,8 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.parts import parts_of
 from roll.rollout.group import Scorer
+from roll.tracking.base import Notice
 from roll.tracking.fanout import Tracking
-from roll.tracking.notices import Notice
 from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
 
 MOST_KINDS = 8

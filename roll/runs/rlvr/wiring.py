@@ -74,8 +74,8 @@ from roll.runs.role_models import check_same_tokens, model_path
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
 from roll.runs.teacher import Teaching, teaching
+from roll.tracking.base import Watch
 from roll.tracking.fanout import Tracking
-from roll.tracking.notices import Watch
 from roll.training.actor_train import ActorTrain
 from roll.training.critic import Critic
 from roll.training.scoring import Reference

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import yaml
 
 from roll.errors import DataError, Fault
+from roll.tracking.base import Notice, notice_of
 from roll.tracking.history import RunEnd, RunStart, read_end, read_starts
 from roll.tracking.jsonl import METRICS_FILE, NOTICES_FILE, read_lines
-from roll.tracking.notices import Notice, notice_of
 
 Row = dict[str, Any]
 """A row of `metrics.jsonl`."""

@@ -13,11 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from roll.tracking.base import LOSSES
+from roll.tracking.base import LOSSES, by_topic
 from roll.tracking.console import duration, headline_metrics
 from roll.tracking.history import RunEnd, RunStart
 from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, each_record
-from roll.tracking.notices import by_topic
 from roll.tracking.report.charts import chart_sections
 from roll.tracking.report.page import Page, PageTable, write_page
 from roll.tracking.report.records import Row, RunRecord, best_of, names_like, number_text, read_records, series

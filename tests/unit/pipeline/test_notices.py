@@ -14,7 +14,7 @@ from roll.data.ends import NO_END, EndOfTurn
 from roll.rollout.batch import Shaping, experience, rollout_metrics
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.runs.notices import ZeroAdvantages, held_out_watches, training_watches
-from roll.tracking.notices import StepNotices
+from roll.tracking.base import StepNotices
 from roll.types import Episode, RolloutGroup, StopReason
 from tests.unit.rollout.build import make_episode, make_group, make_trajectory, observed, sampled
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from roll.tracking.base import Notice
 from roll.tracking.fanout import Tracking
-from roll.tracking.notices import Notice
 from roll.types import Metrics, RolloutGroup
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from roll.tracking.base import Notice, StepNotices, by_topic
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import NOTICES_FILE, JsonlTracker
-from roll.tracking.notices import Notice, StepNotices, by_topic
 from roll.tracking.report.write import write_report
 from roll.types import Metrics
 
