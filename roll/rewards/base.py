@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.algorithms.methods.base import declared
-from roll.config.derived.rewards import is_async, only_side_by_side
+from roll.config.derived.domains import is_async, only_side_by_side
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
 from roll.registry import Registry, nearest

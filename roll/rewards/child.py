@@ -17,7 +17,7 @@ from operator import attrgetter, itemgetter
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from roll.config.derived.rewards import is_async
+from roll.config.derived.domains import is_async
 from roll.hosted.raised import INSTALLED
 from roll.hosted.served import Served, serve
 from roll.rewards.base import RewardFunction, rewards_of, row_check, traits_of

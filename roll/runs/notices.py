@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from roll.algorithms.methods.estimators import NORM_KEYS
-from roll.config.derived.teachers import teacher_roles
+from roll.config.derived.fixed_roles import teacher_roles
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.ends import EndOfTurn
 from roll.runs.rlvr.sampling import sampling_of

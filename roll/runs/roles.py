@@ -22,9 +22,9 @@ from roll.backend_settings import (
     TrainBackend,
 )
 from roll.config.derived.batch import longest_sequence, sequences_per_update
-from roll.config.derived.environment_roles import ENVIRONMENTS
+from roll.config.derived.domains import ENVIRONMENTS
+from roll.config.derived.fixed_roles import PREFIX
 from roll.config.derived.placement import keeps_kv_cache, model_roles, neighbours, sends_adapter
-from roll.config.derived.reward_roles import PREFIX
 from roll.config.plan.plan import Plan
 from roll.config.schema.backend import BackendTraits, EngineMemory
 from roll.config.schema.offline import DistillConfig, SftConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 from roll.agents.environments.base import ENVIRONMENTS, Message, Observation, Step
 from roll.agents.environments.tasks import task_of, with_more
-from roll.config.derived.environment_roles import MOST_STEPS
+from roll.config.derived.domains import MOST_STEPS
 from roll.rewards.answers import final_text
 from roll.rewards.functions.code_sandbox import cases_verdict, describe
 from roll.rewards.programs import Cases, cases_of, job_of, passes, program_of

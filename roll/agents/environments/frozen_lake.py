@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from roll.agents.environments.base import ENVIRONMENTS, Observation, Step
 from roll.agents.environments.written import GridWorld
-from roll.config.derived.environment_roles import MOST_STEPS
+from roll.config.derived.domains import MOST_STEPS
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 """Names of the actions, in the order of MOVES. On slippery ice, the chosen action and its two cyclic neighbours are

@@ -24,7 +24,7 @@ from roll.agents.environments.checked import (
     outcome_of,
     read_malformed_calls,
 )
-from roll.config.derived.environment_roles import environment_of
+from roll.config.derived.domains import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, NeighbourFailed
 from roll.hosted.frames import Reply

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from roll.agents.environments.base import ENVIRONMENTS, Observation, Step
 from roll.agents.environments.written import GridWorld
-from roll.config.derived.environment_roles import MOST_STEPS
+from roll.config.derived.domains import MOST_STEPS
 
 Cell = tuple[int, int]
 """Row, column."""

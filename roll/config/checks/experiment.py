@@ -3,41 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
 
-from roll.config.checks.credit import credit_faults, credit_warnings, filter_faults
-from roll.config.checks.determinism import determinism_faults, determinism_warnings
-from roll.config.checks.distillation import on_policy_distillation_faults
-from roll.config.checks.environments import environment_key_faults, environment_warnings
-from roll.config.checks.loss import loss_faults, loss_warnings
-from roll.config.checks.methods import method_faults
-from roll.config.checks.model_rewards import model_reward_faults
-from roll.config.checks.offline import column_faults, offline_faults, offline_warnings, rows_of
+from roll.config.checks.algorithm import (
+    credit_faults,
+    credit_warnings,
+    loss_faults,
+    loss_warnings,
+    method_faults,
+)
+from roll.config.checks.domains import domain_faults, environment_warnings
+from roll.config.checks.offline import (
+    column_faults,
+    offline_faults,
+    offline_warnings,
+    on_policy_distillation_faults,
+    rows_of,
+)
+from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
+from roll.config.derived.methods import compares
 from roll.config.derived.placement import generates, model_roles, ranks
-from roll.config.derived.preferences import compares
-from roll.config.derived.rewards import named_rewards, sandbox_faults
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
-from roll.config.schema.model import ModelConfig
-from roll.config.schema.model_rewards import MODEL_REWARDS
+from roll.config.schema.faults import printable
 from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import LearnerConfig, RoleConfig, ValidationConfig
-from roll.config.shipped import known_rewards
+from roll.config.schema.roles import ActorInferConfig, LearnerConfig, RoleConfig, ValidationConfig
 from roll.errors import Fault
 from roll.registry import nearest
+
+
+def determinism_faults(config: Config) -> Iterator[Fault]:
+    """Yield a fault for each role with compiled layers: they choose kernels by measured speed, so rounding may differ
+    between runs.
+    """
+    for name, role in model_roles(config).items() if config.deterministic else ():
+        wish = role.model_args.compile_layers
+        if not role.strategy_args.traits.own_kernels and (wish is True or wish == "auto" and role.device_mapping):
+            problem = (
+                f"{printable(wish)}, but deterministic is true, and compiled layers "
+                "choose their kernels by measured speed"
+            )
+            yield Fault(f"{name}.model_args.compile_layers", problem, f"set {name}.model_args.compile_layers=false")
+
+
+def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
+    """Yield warnings about differences between runs that `deterministic` alone does not prevent."""
+    if not config.deterministic:
+        return
+    if not config.actor_infer.generating_args.seeded:
+        yield (
+            "deterministic: the sampled responses still differ between runs; set "
+            "actor_infer.generating_args.seeded=true"
+        )
+    if config.async_generation_ratio:
+        yield (
+            "deterministic: it depends on timing which version of the weights samples a token; set "
+            "async_generation_ratio=0"
+        )
+
 
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
 
 
 def experiment_faults(config: Config) -> list[Fault]:
     """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
-    faults = [*_experiment(config), *_learner(config), *method_faults(config), *determinism_faults(config)]
+    faults = [*rule_faults(config), *_experiment(config), *_learner(config), *method_faults(config)]
+    faults += determinism_faults(config)
     for name, role in model_roles(config).items():
-        faults += _lora_keys(name, role.model_args)
         faults += _kernels(name, role)
-        faults += _warmup(name, role)
+        if (target := role.model_args.lora_target) and not isinstance(role, LearnerConfig | ActorInferConfig):
+            problem = f"'{target}', but {name} is a fixed model without an adapter"
+            faults.append(Fault(f"{name}.model_args.lora_target", problem, "remove it"))
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
     else:
@@ -45,12 +82,8 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += on_policy_distillation_faults(config)
         faults += [
             *_same_policy(config),
-            *_rewards(config),
-            *_domains(config),
-            *model_reward_faults(config),
-            *filter_faults(config),
+            *domain_faults(config),
         ]
-        faults += environment_key_faults(config)
     return faults
 
 
@@ -135,24 +168,6 @@ def _running(config: RlvrConfig) -> Iterator[Fault]:
         )
 
 
-def _warmup(name: str, role: RoleConfig) -> Iterator[Fault]:
-    arguments = role.training_args if isinstance(role, LearnerConfig) else None
-    if arguments and arguments.warmup_steps and arguments.warmup_ratio:
-        problem = f"{arguments.warmup_ratio:g}, and warmup_steps is {arguments.warmup_steps}"
-        yield Fault(f"{name}.training_args.warmup_ratio", problem, "set only one of the two")
-
-
-def _lora_keys(name: str, model: ModelConfig) -> Iterator[Fault]:
-    for key in LORA_KEYS:
-        if key in model.model_fields_set and "lora_target" not in model.model_fields_set:
-            value = getattr(model, key)
-            yield Fault(
-                f"{name}.model_args.{key}",
-                f"{value}, but lora_target is not set",
-                "set lora_target (all-linear), or remove it",
-            )
-
-
 def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
     if role.device_mapping is not None:
         return
@@ -186,12 +201,6 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
             )
         if coefficient and not on:
             yield Fault(switch, f"false, but {weight} is {coefficient:g}", f"set {switch}=true, or remove {weight}")
-    switches = {"kl_loss_type": "use_kl_loss", "kl_loss_importance": "use_kl_loss", "kl_penalty": "add_token_level_kl"}
-    for key, switch in switches.items():
-        if key in config.model_fields_set and switch not in config.model_fields_set:
-            value = getattr(config, key)
-            shown = str(value).lower() if isinstance(value, bool) else repr(value)
-            yield Fault(key, f"{shown}, but {switch} is not set", f"set {switch}=true, or remove this key")
     if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:
         term = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
         problem = f"missing, but {term} needs it (with LoRA, actor_train without its adapter would replace it)"
@@ -205,44 +214,6 @@ def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
         if key in infer.model_fields_set and theirs != ours:
             problem = f"{theirs!r}, but actor_train.model_args.{key} is {ours!r}, and both roles hold the same policy"
             yield Fault(f"actor_infer.model_args.{key}", problem, "remove it, or make the two values equal")
-    if config.reference and config.reference.model_args.lora_target:
-        problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
-        yield Fault("reference.model_args.lora_target", problem, "remove it")
-
-
-def _rewards(config: RlvrConfig) -> Iterator[Fault]:
-    known = [*known_rewards(), *MODEL_REWARDS]
-    for where, name in named_rewards(config.rewards).items():
-        if ":" not in name and name not in known:
-            problem = f"there is no reward function '{name}'{nearest(name, known)}"
-            yield Fault(
-                where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function"
-            )
-    yield from sandbox_faults(config.rewards)
-    for domain, reward in config.rewards.items():
-        for key in ("reward", "reward_args", "group", "failed_value"):
-            if reward.parts and key in reward.model_fields_set and getattr(reward, key) is not None:
-                problem = f"{getattr(reward, key)!r}, but rewards.{domain}.parts replace it"
-                yield Fault(f"rewards.{domain}.{key}", problem, "move it into one of the parts, or remove it")
-        if reward.normalise == "group" and not reward.parts:
-            remedy = "add parts, or remove it; adv_estimator normalises a single reward"
-            yield Fault(f"rewards.{domain}.normalise", "'group', but the reward has no parts", remedy)
-
-
-def _domains(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield faults of tags that several domains claim, and of sampling shares for unknown domains."""
-    known, rows = config.domains, config.actor_train.data_args
-    tags = {domain: set(section.tag_included or (domain,)) for domain, section in known.items()}
-    places = {domain: f"{'environments' if domain in config.environments else 'rewards'}.{domain}" for domain in known}
-    for first, second in combinations(tags, 2):
-        for tag in sorted(tags[first] & tags[second]):
-            problem = f"'{tag}' already belongs to {places[first]}"
-            yield Fault(f"{places[second]}.tag_included", problem, "list each tag in one domain")
-    for domain in (rows and rows.domain_interleave_probs) or {}:
-        if domain not in known:
-            where = f"actor_train.data_args.domain_interleave_probs.{domain}"
-            problem = f"'{domain}' is not a domain of this run{nearest(domain, list(known))}"
-            yield Fault(where, problem, f"use one of: {', '.join(known)}")
 
 
 def experiment_warnings(config: Config) -> list[str]:

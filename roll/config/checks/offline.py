@@ -1,4 +1,4 @@
-"""Checks the keys of the offline pipelines, and the columns of every data set."""
+"""Checks the keys of the offline pipelines and of distillation, and the columns of every data set."""
 
 from __future__ import annotations
 
@@ -7,13 +7,82 @@ from typing import Literal
 
 from roll.algorithms.methods.base import readers
 from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
-from roll.config.checks.distillation import distillation_faults
 from roll.config.derived.batch import has_pairs, row_learner, sequences_per_update
-from roll.config.derived.preferences import added_losses, compares
+from roll.config.derived.fixed_roles import TEACHERS, teacher_roles
+from roll.config.derived.methods import added_losses, compares
 from roll.config.schema.faults import unread_method_keys
 from roll.config.schema.model import DataConfig, truths_as_text
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, SftConfig
+from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import Fault
+
+OWN = ("distill_loss_coef", "divergence", "jsd_beta", "distill_temperature", "distill_top_k")
+"""Keys of `pipeline: rlvr` that need a teacher."""
+DIVERGENCE_KEYS = {"jsd_beta": ("jsd",)}
+"""By key, the divergences that read it."""
+
+
+def distillation_faults(config: DistillConfig) -> Iterator[Fault]:
+    """Yield faults of distillation from given responses."""
+    if not config.distill_loss_weight:
+        problem = "0, so the student learns nothing from the teacher"
+        yield Fault("distill_loss_weight", problem, "set it above 0, or use pipeline: sft")
+    yield from unread_method_keys(config, "divergence", DIVERGENCE_KEYS)
+    teacher, student = (
+        role.model_args.model_name_or_path or config.pretrain for role in (config.teacher, config.student)
+    )
+    if teacher == student:
+        problem = f"'{teacher}' is also the model that the student starts from, so there is nothing to learn"
+        yield Fault(
+            "teacher.model_args.model_name_or_path", problem, "set it to the folder or the Hub name of another model"
+        )
+
+
+def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of distillation on the policy's own responses."""
+    yield from _domains(config)
+    if teacher_roles(config):
+        yield from unread_method_keys(config, "divergence", DIVERGENCE_KEYS)
+        return
+    for key in OWN:
+        if key in config.model_fields_set:
+            yield Fault(
+                key,
+                f"{getattr(config, key)}, but there is no teacher",
+                "add a teacher block (strategy_name: hf_infer), or remove it",
+            )
+
+
+def _domains(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of the block `teachers`. With it, every domain must have exactly one teacher."""
+    if not config.teachers:
+        return
+    if config.teacher:
+        yield Fault("teachers", "set together with teacher, which teaches every domain", "remove one of the two")
+    if config.distill_top_k is None:
+        problem = "missing, but teachers is set, and the hidden states of its models may differ in size"
+        yield Fault("distill_top_k", problem, "set it to the number of most likely tokens to compare (64 is usual)")
+    taught_by = dict[str, str]()
+    for name, teacher in config.teachers.items():
+        for index, domain in enumerate(teacher.domains):
+            place = f"{TEACHERS}{name}.domains[{index}]"
+            if domain not in config.domains:
+                yield Fault(
+                    place, f"'{domain}' is not a domain of this run", f"use one of: {', '.join(config.domains)}"
+                )
+            elif domain in taught_by:
+                yield Fault(
+                    place, f"'{domain}' already has a teacher, {TEACHERS}{taught_by[domain]}", "list each domain once"
+                )
+            taught_by.setdefault(domain, name)
+    if untaught := [domain for domain in config.domains if domain not in taught_by]:
+        problem = f"no teacher for the domain(s) {', '.join(untaught)}"
+        yield Fault(
+            "teachers",
+            problem,
+            "add them to a teacher's domains; a run distils on all of its domains or on none of them",
+        )
+
 
 Rows = Literal["prompts", "responses", "labelled", "pairs"]
 """Kinds of rows, by their content besides the prompt."""
@@ -81,10 +150,6 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
 
 
 def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
-    if columns.messages and columns.prompt:
-        yield Fault(
-            f"{where}.prompt", f"'{columns.prompt}', and messages is '{columns.messages}'", "set only one of the two"
-        )
     if columns.input and not columns.prompt and not columns.text:
         yield Fault(
             f"{where}.input",
@@ -167,9 +232,6 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
         yield Fault(
             "reference", problem, f"add a reference block (strategy_name: hf_infer), or set preference_loss={free}"
         )
-    if config.reference and config.reference.model_args.lora_target:
-        problem = f"'{config.reference.model_args.lora_target}', but the reference is the model without an adapter"
-        yield Fault("reference.model_args.lora_target", problem, "remove it")
     if config.reference_log_probs == "precomputed" and (not asked or of_rows):
         why = "needs the reference's log-probs of other pairs in every step" if of_rows else "uses no reference"
         yield Fault("reference_log_probs", f"'precomputed', but preference_loss {loss} {why}", "remove it")

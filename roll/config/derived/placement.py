@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roll.config.derived.reward_roles import PREFIX, reward_role, reward_roles
-from roll.config.derived.teachers import domain_teachers, teacher_roles
+from roll.config.derived.fixed_roles import PREFIX, domain_teachers, reward_role, reward_roles, teacher_roles
 from roll.config.schema.backend import EngineMemory
 from roll.config.schema.base import MOST_RANKS
 from roll.config.schema.offline import OfflineConfig

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from roll.config.derived.batch import learner, longest_sequence
+from roll.config.derived.fixed_roles import names_file
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles
-from roll.config.derived.reward_roles import names_file
 from roll.config.derived.trackers import argument_faults, missing_packages
 from roll.config.load.env_file import NAME, env_files, idle_variables, read_env_files
 from roll.config.schema.model import DataConfig

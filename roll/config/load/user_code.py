@@ -28,7 +28,7 @@ from pydantic.errors import PydanticUserError
 
 from roll.algorithms.methods.base import Method, declared, is_path
 from roll.algorithms.methods.kinds import KINDS, MethodKey
-from roll.config.derived.rewards import is_async, only_side_by_side
+from roll.config.derived.domains import is_async, only_side_by_side
 from roll.config.schema.base import StrictConfig, variable_text
 from roll.config.schema.faults import printable, schema_faults
 from roll.config.shipped import known_rewards

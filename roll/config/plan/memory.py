@@ -4,24 +4,34 @@ For Φ parameters, mixed precision needs 2Φ bytes of weights, 2Φ of gradients 
 and two moments; Rajbhandari et al., ZeRO, 2020, section 3.1). fp32 needs 4Φ, 4Φ and also 12Φ, because DeepSpeed copies
 fp32 weights, too; on stage 0 the optimizer states are 8Φ. Stage 1 shards the optimizer states over the ranks, stage 2
 also the gradients, stage 3 also the weights. With LoRA, only the adapters have gradients and optimizer states.
-Activations follow Korthikanti et al., 2022, for fused attention. The sizes of DeepSpeed's buffers follow from its
-configuration (`deepspeed/runtime/zero/config.py`).
+Activations follow Korthikanti et al., 2022, for fused attention. A role that takes turns on its devices waits in host
+memory while other roles work.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from roll.config.derived.batch import BatchPlan
 from roll.config.derived.model_shape import ModelShape
-from roll.config.derived.placement import RolePlan
+from roll.config.derived.placement import RolePlan, sends_adapter
 from roll.config.schema.backend import EngineMemory, ZeroMemory
 from roll.config.schema.model import ModelConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import CriticConfig, LearnerConfig, RoleConfig, ScorerConfig
 
 LOGITS = 2**29
 """Largest number of logits that exist at a time: 2 GiB in fp32, and 1 GiB for their gradient in bf16. Each chunk of
 logits costs a read and a write of the head's gradient, and all chunks except one are computed twice.
+"""
+WHILE_IT_WORKS = ("activations", "head", "kv_cache")
+"""Kinds of memory that a role only needs during a forward or backward pass, or while it generates."""
+FROZEN_TOKEN = 250
+"""Host memory in bytes for one token, with its log-prob, of a request that waits in an engine. Measured with vLLM's
+data structures: 200 in its front end and 48 in its scheduler.
 """
 
 
@@ -218,3 +228,33 @@ def compiles(model_args: ModelConfig, on_gpu: bool) -> bool:
     """
     wish = model_args.compile_layers
     return wish if isinstance(wish, bool) else on_gpu and model_args.lora_dropout == 0 and not model_args.liger
+
+
+def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Config, batch: BatchPlan) -> RoleMemory:
+    """Return the memory of a role that takes turns, with the host memory to which its state is offloaded while other
+    roles work.
+
+    An engine's weights are not offloaded if the next weight sync sends all of them. Requests that are unfinished at a
+    weight sync are kept in host memory as well.
+    """
+    kept = sum(size for kind, size in memory.device.items() if kind not in WHILE_IT_WORKS) * len(plan.devices[0])
+    frozen = 0
+    if plan.name == "actor_infer" and isinstance(config, RlvrConfig):
+        kept = 0 if role.strategy_args.traits.discards_weights and not sends_adapter(config) else kept
+        frozen = _frozen_requests(config, plan) * batch.longest_sequence * FROZEN_TOKEN
+    return replace(memory, host=memory.host + kept + frozen)
+
+
+def _frozen_requests(config: RlvrConfig, plan: RolePlan) -> int:
+    """Return the number of requests that may be in flight when an engine leaves its devices, 0 in synchronous
+    training.
+    """
+    if not config.async_generation_ratio:
+        return 0
+    in_flight = (1 + config.async_generation_ratio) * config.rollout_batch_size * config.num_return_sequences_in_group
+    most = [in_flight / plan.ranks]
+    if config.max_running_samples is not None:
+        most.append(config.max_running_samples / plan.ranks)
+    elif (requests := config.actor_infer.strategy_args.traits.most_requests) is not None:
+        most.append(requests)
+    return math.ceil(min(most))

@@ -10,15 +10,13 @@ from typing import Literal
 
 from roll.config.checks.backends import backend_faults, backend_needs
 from roll.config.checks.experiment import experiment_faults, experiment_notes, experiment_warnings, uses_reference
-from roll.config.checks.experts import expert_faults
 from roll.config.derived.batch import BatchPlan, batch_faults, batch_warnings, plan_batch
-from roll.config.derived.environment_roles import ENVIRONMENTS
+from roll.config.derived.domains import ENVIRONMENTS
+from roll.config.derived.fixed_roles import PREFIX, model_reward
 from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
-from roll.config.derived.reward_roles import PREFIX, model_reward
 from roll.config.load.env_file import variable_faults
 from roll.config.load.on_disk import DiskFacts, check_disk
-from roll.config.plan.host import with_turns
-from roll.config.plan.memory import RoleMemory, estimate
+from roll.config.plan.memory import RoleMemory, estimate, with_turns
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -79,7 +77,6 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
         *variable_faults(config),
         *found.faults,
         *backend_faults(config, found.shapes),
-        *expert_faults(config, found.shapes),
     ]
     warnings = [*placement_warnings(config), *batch_warnings(config), *experiment_warnings(config), *found.warnings]
     missing = [*found.missing, *backend_needs(config, found.shapes)]

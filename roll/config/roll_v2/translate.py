@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.config.derived.devices import FORMS, parse_devices
-from roll.config.derived.rewards import SANDBOX, SANDBOX_TIMEOUT
+from roll.config.derived.domains import SANDBOX, SANDBOX_TIMEOUT
 from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
 from roll.config.roll_v2.rewards import judge_as_roll, translate_model_rewards, translate_reward_functions

@@ -151,7 +151,7 @@ class QueryFilterConfig(StrictConfig):
 
 
 class RewardModelRole(RoleConfig):
-    """A model that computes rewards. Built from the keys of its domain; see `derived/reward_roles.py`."""
+    """A model that computes rewards. Built from the keys of its domain; see `derived/fixed_roles.py`."""
 
     strategy_args: ServingStrategy = Field(description="The backend that serves the model.")
 

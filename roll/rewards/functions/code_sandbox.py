@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Literal
 
 from roll.algorithms.methods.base import declares
-from roll.config.derived.rewards import SANDBOX_WALL_SECONDS
+from roll.config.derived.domains import SANDBOX_WALL_SECONDS
 from roll.rewards.answers import final_text
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.programs import Cases, cases_of, imported_packages, job_of, passes, program_of

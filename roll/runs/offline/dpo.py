@@ -10,7 +10,7 @@ import numpy as np
 
 from roll.algorithms.losses import Loss
 from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Kto, Mixture, PreferenceLoss
-from roll.config.derived.preferences import added_losses
+from roll.config.derived.methods import added_losses
 from roll.config.plan.plan import Plan
 from roll.config.schema.offline import DpoConfig
 from roll.data.example_batch import given_batch, mismatched

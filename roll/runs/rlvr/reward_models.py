@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.derived.batch import longest_sequence
-from roll.config.derived.reward_roles import (
+from roll.config.derived.fixed_roles import (
     PREFIX,
     TEMPLATE_TOKENS,
     judge_context,

@@ -21,8 +21,8 @@ from roll.agents.environments.base import Observation
 from roll.agents.environments.process import EnvironmentProcess
 from roll.agents.episodes import ENVIRONMENT
 from roll.agents.gateway.agent import CHECK, KEPT_CHARACTERS, command_for, command_of, own_environment
-from roll.config.derived.environment_roles import environment_of
-from roll.config.derived.reward_roles import model_reward
+from roll.config.derived.domains import environment_of
+from roll.config.derived.fixed_roles import model_reward
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig

@@ -26,12 +26,10 @@ from roll.algorithms.objectives import OBJECTIVES, Objective
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.shaping import Overlong
 from roll.algorithms.value_loss import ValueLoss
-from roll.config.derived.corrections import correction_of
-from roll.config.derived.environment_roles import own_tasks
+from roll.config.derived.domains import own_tasks
+from roll.config.derived.fixed_roles import PREFIX, taught_domains, teacher_roles
+from roll.config.derived.methods import correction_of, keeps_engine_log_probs, ratio_source, weighs_kl
 from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
-from roll.config.derived.ratios import keeps_engine_log_probs, ratio_source, weighs_kl
-from roll.config.derived.reward_roles import PREFIX
-from roll.config.derived.teachers import taught_domains, teacher_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig

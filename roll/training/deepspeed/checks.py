@@ -103,6 +103,8 @@ def train_faults(
     yield from _shared_faults(settings, where, name, role)
     yield from _batch(settings, where, name, role, config)
     yield from optimizer_faults(settings, name, role)
+    yield from _router_loss(name, role, shape)
+    yield from _expert_dropout(name, role, shape)
     yield from _sequence_parallel(settings.sequence_parallel_size, where, name, role, shape)
     size, place = settings.tensor_parallel_size, f"{where}.tensor_parallel.autotp_size"
     if size > 1:
@@ -467,4 +469,33 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
         )
         yield Fault(
             f"{where}.lr_scheduler_type", f"'constant', but {warmup}", "use constant_with_warmup, or remove the warm-up"
+        )
+
+
+def _router_loss(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterator[Fault]:
+    where, coefficient = f"{name}.training_args.router_aux_loss_coef", role.training_args.router_aux_loss_coef
+    if coefficient is None:
+        return
+    if shape and shape.experts is None:
+        yield Fault(where, f"{coefficient:g}, but the model has no experts, and so no router", "remove it")
+    if role.model_args.dtype == "fp16":
+        problem = f"{coefficient:g}, but dtype is fp16, whose loss scale is not applied to the routers' loss"
+        yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove this key")
+    if (size := role.strategy_args.traits.sequence_parallel) > 1:
+        problem = (
+            f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part of "
+            f"the tokens"
+        )
+        yield Fault(where, problem, "set only one of the two")
+
+
+def _expert_dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterator[Fault]:
+    given = role.model_args
+    if shape and shape.experts and given.lora_target == "all-linear" and given.lora_dropout:
+        problem = (
+            f"{given.lora_dropout:g}, but lora_target all-linear adapts fused experts and routers, where PEFT has no "
+            f"dropout"
+        )
+        yield Fault(
+            f"{name}.model_args.lora_dropout", problem, "set it to 0, or set lora_target to q_proj,k_proj,v_proj,o_proj"
         )

@@ -16,7 +16,8 @@ from roll.algorithms.advantages import Normalisation, exact_advantages
 from roll.algorithms.methods.base import Method
 from roll.algorithms.methods.estimators import ESTIMATORS, EstimatorTraits
 from roll.algorithms.moments import RunningMoments
-from roll.config.checks.credit import credit_faults, filter_faults
+from roll.config.checks.algorithm import credit_faults
+from roll.config.checks.domains import filter_faults
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.rewards.parts import normalised

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from roll.config.checks.backends import backend_faults
-from roll.config.checks.model_rewards import model_reward_faults
+from roll.config.checks.domains import model_reward_faults
+from roll.config.checks.experiment import experiment_faults
+from roll.config.derived.fixed_roles import judge_context, reward_roles
 from roll.config.derived.placement import judged_in_turn, model_roles
-from roll.config.derived.reward_roles import judge_context, reward_roles
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.plan.show import arithmetic_lines, device_lines, phases
 from roll.config.roll_v2.translate import translate
@@ -53,7 +54,7 @@ def plan_of(reward: dict[str, Any], domain: str = "llm_judge", **keys: Any) -> P
 def faults_of(reward: dict[str, Any], domain: str = "llm_judge", **keys: Any) -> dict[str, Fault]:
     """Return the faults of this reward, by place."""
     config = experiment(reward, domain, **keys)
-    return {fault.place: fault for fault in (*model_reward_faults(config), *backend_faults(config, {}))}
+    return {fault.place: fault for fault in (*experiment_faults(config), *backend_faults(config, {}))}
 
 
 def test_a_served_judge_is_a_role_with_devices() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from roll.config.derived.fixed_roles import taught_domains
 from roll.config.derived.placement import model_roles
-from roll.config.derived.teachers import taught_domains
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError
 from tests.unit.config.test_examples import planned

@@ -18,8 +18,7 @@ from roll.config.derived.placement import (
     placement_warnings,
     turns,
 )
-from roll.config.plan.host import FROZEN_TOKEN, with_turns
-from roll.config.plan.memory import RoleMemory
+from roll.config.plan.memory import FROZEN_TOKEN, RoleMemory, with_turns
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import arithmetic_lines, device_lines
 from roll.config.schema.offline import DistillConfig, DpoConfig

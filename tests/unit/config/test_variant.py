@@ -15,8 +15,7 @@ from rich.console import Console
 from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
-from roll.config.plan.show import show_plan
-from roll.config.plan.variant import flat_text, variant_lines, yaml_text
+from roll.config.plan.show import flat_text, show_plan, variant_lines, yaml_text
 from roll.config.schema.pipelines import Config
 
 WIDE = 100_000

@@ -11,7 +11,7 @@ import pytest
 
 from roll.agents.environments.base import Observation, Step
 from roll.agents.environments.process import EnvironmentProcess
-from roll.config.derived.environment_roles import environment_of
+from roll.config.derived.domains import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.shipped import known_environments
 from tests import limits

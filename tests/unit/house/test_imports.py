@@ -114,7 +114,7 @@ def test_packages_have_no_circular_imports() -> None:
 
 
 def room(path: Path) -> str:
-    """Return the package below roll/config: `checks` for roll/config/checks/credit.py, `docs` for
+    """Return the package below roll/config: `checks` for roll/config/checks/algorithm.py, `docs` for
     roll/config/docs.py.
     """
     return path.relative_to(ROOT / "roll" / "config").parts[0].removesuffix(".py")

@@ -19,7 +19,7 @@ from roll.algorithms.methods.corrections import CORRECTIONS, CorrectionTraits
 from roll.algorithms.methods.policy_losses import POLICY_LOSSES, PolicyLossTraits
 from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.config.derived.corrections import BOUNDS
+from roll.config.derived.methods import BOUNDS
 from roll.config.schema.rlvr import RlvrConfig
 from roll.runs.rlvr import wiring as wire_loss
 from roll.runs.rlvr.wiring import learner_loss, policy_loss

@@ -1,7 +1,9 @@
-"""Checks the keys of credit assignment: advantages, critic, reward shaping, dynamic sampling, and the KL penalty in the
-reward.
+"""Checks the keys of the algorithm: advantages, critic, reward shaping, dynamic sampling, KL penalty, and the policy's
+loss.
 
-Checks the keys of filters of groups against each other.
+To learn from tokens of an older policy, the loss needs the probability with which that policy sampled each token.
+Several keys decide whether this probability is known, so one fault lists every key to change, each with a value that
+works.
 """
 
 from __future__ import annotations
@@ -10,82 +12,308 @@ from collections.abc import Callable, Iterator
 
 from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
 from roll.algorithms.methods.base import readers
+from roll.algorithms.methods.corrections import CORRECTIONS
 from roll.algorithms.methods.estimators import CLIP_NORMALISED, ESTIMATORS, NORM_KEYS, EstimatorTraits
-from roll.config.derived.rewards import named_rewards
+from roll.algorithms.methods.kinds import KINDS
+from roll.algorithms.methods.policy_losses import POLICY_LOSSES
+from roll.config.derived.batch import plan_batch
+from roll.config.derived.domains import named_rewards
+from roll.config.derived.methods import (
+    BOUNDS,
+    WHOLE,
+    is_corrected,
+    keeps_engine_log_probs,
+    keys_text,
+    ratio_source,
+    truncations,
+    weighs_kl,
+)
 from roll.config.schema.faults import unread_method_keys
+from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import QueryFilterConfig, RewardConfig
 from roll.config.shipped import rewards_with_turns
 from roll.errors import Fault
 
-READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}
-"""By type of filter: the bounds that it reads."""
 
+def method_faults(config: Config) -> Iterator[Fault]:
+    """Yield a fault for each block of arguments (`policy_loss_args` and others) that is given although the method is
+    built in.
 
-def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield faults of filters that have no bound, a bound that their type does not read, bounds that drop every group,
-    or groups of one.
+    A built-in method reads its keys from the root.
     """
-    for domain, reward in config.rewards.items():
-        query_filter = reward.query_filter_config
-        if query_filter is None:
-            continue
-        place = f"rewards.{domain}.query_filter_config"
-        yield from _bounds(query_filter, f"{place}.filter_args")
-        if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
-            problem = (
-                f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards per "
-                f"prompt"
+    for kind in KINDS.values():
+        method = getattr(config, kind.key, None)
+        if method is not None and not method.is_users and getattr(config, kind.arguments):
+            keys = f"its keys are at the root: {', '.join(method.keys)}" if method.keys else "it has no keys"
+            problem = f"set, but {kind.key} {method} is built in, and {keys}"
+            yield Fault(
+                kind.arguments, problem, f"remove it, or set {kind.key} to your own method, as package.module:Name"
             )
-            yield Fault(place, problem, "set num_return_sequences_in_group to at least 2, or remove this block")
-        yield from _zero_means(query_filter, reward, place)
-        high = query_filter.filter_args.threshold_up if query_filter.type == "mean_filter" else None
-        if config.adv_estimator.traits.divides_by_mean and high is not None and high <= 0:
-            problem = (
-                f"{high:g}, but adv_estimator {config.adv_estimator} learns only if a group's mean is above 0: every "
-                f"advantage would be 0"
-            )
-            yield Fault(f"{place}.filter_args.threshold_up", problem, "raise it above 0, or change the estimator")
 
 
-def _zero_means(query_filter: QueryFilterConfig, reward: RewardConfig, place: str) -> Iterator[Fault]:
-    """Yield a fault if no group can pass the filter, because `normalise: group` makes its mean 0 and bounds its
-    standard deviation.
+def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield a fault if generation runs ahead of training and the loss would treat tokens of an older policy as
+    on-policy.
     """
-    if reward.normalise != "group":
+    if not config.async_generation_ratio:
         return
-    bounds, normalised = query_filter.filter_args, f"rewards.{place.split('.')[1]}.normalise is 'group'"
-    low, high = bounds.threshold_down, bounds.threshold_up
-    if query_filter.type == "mean_filter" and ((low is not None and low >= 0) or (high is not None and high <= 0)):
-        problem = f"mean_filter, but {normalised}: the mean reward of every group would be 0, which the bounds exclude"
-        yield Fault(place, problem, "use std_filter, set normalise to none, or remove this block")
-    largest = sum(abs(part.weight) for part in reward.parts.values())
-    if query_filter.type == "std_filter" and bounds.std_threshold is not None and bounds.std_threshold >= largest > 0:
+    problems, changes = [], []
+    if given := truncations(config.actor_infer.generating_args):
+        problems.append(
+            f"sampling with {keys_text(given)} changes the distribution to one that the log-probs do not describe"
+        )
+        changes += [f"actor_infer.generating_args.{key}={WHOLE[key]}" for key in given]
+    loss, source = config.policy_loss, ratio_source(config)
+    if loss.traits.ratio is None and not is_corrected(config):
+        problems.append(f"policy_loss {loss} uses no ratio to the policy that sampled")
+        changes += ["behaviour_log_probs=trainer", "mismatch_correction=tis"]
+    elif source != "engine" and not is_corrected(config) and (config.behaviour_log_probs or not given):
+        problems.append(
+            f"behaviour_log_probs {source} makes the ratio relative to the current policy, not to the one that sampled"
+        )
+        changes.append("behaviour_log_probs=engine")
+    if not problems:
+        return
+    problem = f"{config.async_generation_ratio:g}: a token may come from an older policy, and {'; '.join(problems)}"
+    yield Fault("async_generation_ratio", problem, f"set {' and '.join(changes)}, or async_generation_ratio=0")
+
+
+K3_ERROR = 0.54
+"""Relative error of the expected gradient of k3 as a loss: median over random policies with a KL of 0.7 nats
+(docs/algorithms.md).
+"""
+SWITCHES = {"dual_clip_loss"}
+"""Keys that may be set to false with any loss."""
+
+
+def loss_faults(config: RlvrConfig) -> list[Fault]:
+    """Return a fault for each contradiction among `policy_loss`, `behaviour_log_probs`, `mismatch_correction` and the
+    sampling.
+    """
+    return [
+        *_own_keys(config),
+        *_without_ratio(config),
+        *_on_policy(config),
+        *_off_policy_mask(config),
+        *staleness_faults(config),
+        *_corrections(config),
+        *_token_credit(config),
+        *_sampling(config),
+    ]
+
+
+def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
+    loss, bound = config.policy_loss, config.dual_clip_loss
+    own = readers(POLICY_LOSSES)
+    if not isinstance(bound, bool) and bound <= 1:
+        yield Fault(
+            "dual_clip_loss", f"{bound:g} would also cap unclipped losses", "set it above 1 (3 is usual), or to false"
+        )
+    if bound is not False and "dual_clip_loss" not in loss.keys:
+        remedy = f"set it to false, or policy_loss={' or '.join(own['dual_clip_loss'])}"
+        yield Fault("dual_clip_loss", f"{str(bound).lower()}, but policy_loss {loss} has no dual clip", remedy)
+    yield from unread_method_keys(
+        config, "policy_loss", {key: names for key, names in own.items() if key not in SWITCHES}
+    )
+    if "topr_positive_weight" in loss.keys and not (config.topr_positive_weight or config.topr_negative_weight):
+        yield Fault(
+            "topr_positive_weight",
+            "0, and so is topr_negative_weight: the loss would be 0",
+            "set one of the weights above 0",
+        )
+
+
+def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield a fault if the loss has one gradient for all tokens of a sequence, but another key gives each token its own
+    credit.
+    """
+    loss, estimator = config.policy_loss, config.adv_estimator
+    if loss.traits.carries_token_credit:
+        return
+    reasons = {
+        (
+            f"adv_estimator {estimator} gives the tokens of one response different advantages"
+        ): estimator.traits.credits_tokens,
+        f"gamma {config.gamma:g} gives the tokens of one response different advantages": estimator.traits.discounts
+        and config.gamma != 1,
+        "add_token_level_kl gives each token its own penalty": config.add_token_level_kl,
+    }
+    others = ", ".join(other.name for other in POLICY_LOSSES.values() if other.traits.carries_token_credit)
+    for reason in (reason for reason, holds in reasons.items() if holds):
         problem = (
-            f"{bounds.std_threshold:g}, but {normalised}: no group's standard deviation would be above {largest:g}, "
-            f"the sum of weights"
+            f"'{loss}' has one gradient for all tokens of a sequence, but {reason}: the advantages would cancel out"
         )
         yield Fault(
-            f"{place}.filter_args.std_threshold", problem, f"set it below {largest:g}, or set normalise to none"
+            "policy_loss", problem, f"use one of: {others}; or give all tokens of a response the same advantage"
         )
 
 
-def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
-    bounds = query_filter.filter_args
-    given = {key: value for key, value in bounds if value is not None}
-    read = READ[query_filter.type]
-    for key in given.keys() - set(read):
-        yield Fault(
-            f"{place}.{key}",
-            f"{given[key]:g}, but the type {query_filter.type} does not read it",
-            "remove it, or change the type",
+def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of keys for probability ratios if the loss uses no ratio, or if every ratio is 1."""
+    loss, unused = (
+        config.policy_loss,
+        not (is_corrected(config) or config.add_token_level_kl or config.async_generation_ratio),
+    )
+    if loss.traits.ratio is None and config.behaviour_log_probs == "trainer" and unused:
+        problem = f"'trainer', but policy_loss {loss} uses no ratio, so the extra forward pass would only serve metrics"
+        yield Fault("behaviour_log_probs", problem, "remove it, or set it to on_policy")
+    if ratio_source(config) != "on_policy":
+        return
+    bounds = {
+        "pg_clip_low": config.pg_clip_low,
+        "pg_clip_high": config.pg_clip_high,
+        "dual_clip_loss": config.dual_clip_loss or None,
+    }
+    bounds["dppo_threshold"] = config.dppo_threshold
+    for key, bound in bounds.items():
+        if bound is not None:
+            problem = (
+                f"{str(bound).lower()}, but with behaviour_log_probs on_policy every ratio is 1, and nothing is clipped"
+            )
+            yield Fault(key, problem, "remove it, or set behaviour_log_probs=engine")
+
+
+def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
+    if ratio_source(config) != "on_policy":
+        return
+    updates = plan_batch(config).updates
+    if updates > 1:
+        problem = (
+            f"'on_policy', but a step makes {updates} updates: after the first, the policy is no longer the one that "
+            f"sampled"
         )
-    if read and not given.keys() & set(read):
-        yield Fault(place, f"has no bound, but the type is {query_filter.type}", f"set {' or '.join(read)}")
-    low, high = bounds.threshold_down, bounds.threshold_up
+        yield Fault("behaviour_log_probs", problem, "set it to trainer or engine, or make one update per step")
+    if config.policy_loss.traits.selects_tokens:
+        problem = (
+            f"'on_policy', but policy_loss {config.policy_loss} chooses its tokens by log-probs from before the update"
+        )
+        yield Fault("behaviour_log_probs", problem, "set it to engine or trainer")
+    if config.add_token_level_kl and not is_corrected(config):
+        problem = "'on_policy', but add_token_level_kl needs log-probs from before the update"
+        yield Fault("behaviour_log_probs", problem, "set it to engine or trainer, or use use_kl_loss instead")
+
+
+def _off_policy_mask(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield a fault if the quantity that `off_policy_mask_threshold` limits is 0 in every update."""
+    threshold, source = config.off_policy_mask_threshold, ratio_source(config)
+    if threshold is None or keeps_engine_log_probs(config) or (source == "trainer" and plan_batch(config).updates > 1):
+        return
+    problem = (
+        f"{threshold:g}, but behaviour_log_probs is {source}: the behaviour policy equals the current policy in "
+        f"every update"
+    )
+    yield Fault(
+        "off_policy_mask_threshold",
+        problem,
+        "set behaviour_log_probs=engine or a mismatch_correction, or remove this key",
+    )
+
+
+def _corrections(config: RlvrConfig) -> Iterator[Fault]:
+    name, settings = config.mismatch_correction, config.mismatch_correction.traits
+    for key, field in BOUNDS.items():
+        value = getattr(config, key)
+        if value is not None and getattr(settings, field) is None:
+            users = ", ".join(other.name for other in CORRECTIONS.values() if getattr(other.traits, field) is not None)
+            yield Fault(
+                key,
+                f"{value:g}, but mismatch_correction {name} does not read it",
+                f"remove it, or choose one of: {users}",
+            )
+    low = settings.low if config.mismatch_low is None else config.mismatch_low
+    high = settings.high if config.mismatch_high is None else config.mismatch_high
     if low is not None and high is not None and low >= high:
-        problem = f"{low:g} is not below threshold_up {high:g}: every group would be replaced"
-        yield Fault(f"{place}.threshold_down", problem, "set it below threshold_up")
+        yield Fault(
+            "mismatch_low",
+            f"{low:g} is not below the upper bound {high:g}: everything would be rejected",
+            "use a smaller number",
+        )
+    if not is_corrected(config):
+        return
+    if ratio_source(config) == "engine":
+        problem = f"'{name}', but behaviour_log_probs is engine: the ratio in the loss already makes this correction"
+        yield Fault(
+            "mismatch_correction",
+            problem,
+            "set behaviour_log_probs=trainer (or on_policy with one update per step), or remove it",
+        )
+    if config.policy_loss.traits.ratio == "sequence" and "token" in (settings.weight, settings.reject):
+        problem = (
+            f"'{name}' corrects token by token, but policy_loss {config.policy_loss} uses the ratio of whole sequences"
+        )
+        yield Fault(
+            "mismatch_correction", problem, "use seq_tis, seq_mis, geo_tis, seq_rs or geo_rs, or policy_loss=ppo"
+        )
+
+
+def _sampling(config: RlvrConfig) -> Iterator[Fault]:
+    given = truncations(config.actor_infer.generating_args)
+    if (
+        given and keeps_engine_log_probs(config) and not config.async_generation_ratio
+    ):  # else `staleness_faults` reports it
+        reader = (
+            "behaviour_log_probs engine"
+            if ratio_source(config) == "engine"
+            else f"mismatch_correction {config.mismatch_correction}"
+        )
+        problem = (
+            f"with {keys_text(given)} the engine samples from a modified distribution, but {reader} needs the "
+            f"trainer's full distribution"
+        )
+        *keys, last = [f"{key}={value}" for key, value in WHOLE.items()]
+        remedy = f"sample with {', '.join(keys)} and {last}, or set behaviour_log_probs=trainer without a correction"
+        yield Fault(f"actor_infer.generating_args.{next(iter(given))}", problem, remedy)
+
+
+def loss_warnings(config: RlvrConfig) -> Iterator[str]:
+    """Yield warnings about keys that have less effect than expected."""
+    given = truncations(config.actor_infer.generating_args)
+    if given:
+        extra = "" if config.behaviour_log_probs else ", so behaviour_log_probs is trainer"
+        yield (
+            f"actor_infer.generating_args: with {keys_text(given)} responses are sampled from a modified distribution, "
+            f"but the trainer treats "
+            f"them as samples from the full one{extra} (docs/algorithms.md); set top_p=1, top_k=-1 and "
+            f"repetition_penalty=1 to avoid this"
+        )
+    yield from _kl_gradient(config)
+    if "pg_clip" in config.model_fields_set and config.pg_clip_low and config.pg_clip_high:
+        yield "pg_clip: has no effect, because pg_clip_low and pg_clip_high are both set"
+    high, loss, traits = config.pg_clip_high or config.pg_clip, config.policy_loss, config.policy_loss.traits
+    if traits.usual_clip and high > traits.largest_clip:
+        usual = "pg_clip_low={:g} and pg_clip_high={:g} are usual".format(*traits.usual_clip)
+        yield f"pg_clip: {high:g} hardly ever clips with policy_loss {loss}, whose ratio is a mean over tokens; {usual}"
+    updates = plan_batch(config).updates
+    if traits.ratio is None and updates > 1:
+        yield (
+            f"policy_loss: {loss} uses no ratio, but only the first of a step's {updates} updates trains the policy "
+            f"that sampled; use ppo, which corrects for the difference"
+        )
+    if traits.acts_on_change and updates == 1 and not config.async_generation_ratio:
+        yield f"policy_loss: {loss} penalises changes of the policy, but with one update per step there are none yet"
+
+
+def _kl_gradient(config: RlvrConfig) -> Iterator[str]:
+    """Yield warnings about KL estimators whose gradient, when used as a loss, is not the gradient of the KL
+    divergence.
+    """
+    if not config.use_kl_loss:
+        return
+    if not weighs_kl(config):
+        remedy = "use k2, k1+ or k3+, which on policy have the gradient of the KL, or set kl_loss_importance=true"
+        if config.kl_loss_type == "k1":
+            yield (
+                f"kl_loss_type: as a loss, k1 has a gradient of zero on average and does not constrain the policy; "
+                f"{remedy}"
+            )
+        if config.kl_loss_type == "k3":
+            error = f"which is off by {K3_ERROR:.0%} at 0.7 nats from the reference"
+            yield f"kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), {error}; {remedy}"
+    if config.kl_loss_importance is False and weighs_kl(config.model_copy(update={"kl_loss_importance": None})):
+        yield (
+            "kl_loss_importance: false, but the policy that sampled differs from the trained one, so the gradient of "
+            "the KL is biased"
+        )
 
 
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
@@ -296,12 +524,6 @@ def _shaping(config: RlvrConfig) -> Iterator[Fault]:
     if config.error_max_len_clip and threshold is None:
         remedy = f"set it to a number of tokens, at most {longest}, or set error_max_len_clip=false"
         yield Fault("error_max_len_threshold", "missing, but error_max_len_clip is true", remedy)
-    if threshold is not None and "error_max_len_clip" not in config.model_fields_set:
-        yield Fault(
-            "error_max_len_threshold",
-            f"{threshold}, but error_max_len_clip is not set",
-            "set error_max_len_clip=true, or remove this key",
-        )
     if config.error_max_len_clip and threshold is not None and threshold > longest:
         problem = f"{threshold} is more than the longest response, {longest} tokens: no response would be left out"
         yield Fault("error_max_len_threshold", problem, f"set it to at most {longest}")
@@ -312,24 +534,10 @@ def _shaping(config: RlvrConfig) -> Iterator[Fault]:
             "of the loss"
         )
         yield Fault("max_len_mask", problem, "set one of the two to false")
-    low, high = config.difficulty_low_threshold, config.difficulty_high_threshold
-    if config.difficulty_mask and low >= high:
-        problem = f"{low:g} is not below difficulty_high_threshold {high:g}: every prompt would be left out of the loss"
-        yield Fault("difficulty_low_threshold", problem, "lower it; 0.1 and 0.95 are usual")
-    for key in ("difficulty_low_threshold", "difficulty_high_threshold"):
-        if key in config.model_fields_set and "difficulty_mask" not in config.model_fields_set:
-            yield Fault(
-                key,
-                f"{getattr(config, key):g}, but difficulty_mask is not set",
-                "set difficulty_mask=true, or remove this key",
-            )
 
 
 def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
     if config.target_kl is None:
-        if "kl_horizon" in config.model_fields_set:
-            problem = f"{config.kl_horizon}, but target_kl is not set, so the KL weight is constant"
-            yield Fault("kl_horizon", problem, "set target_kl, or remove this key")
         return
     if not config.add_token_level_kl:
         problem = f"{config.target_kl:g}, but add_token_level_kl is false: there is no KL weight to adapt"

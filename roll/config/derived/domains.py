@@ -1,4 +1,4 @@
-"""The reward functions of a configuration, and faults of their settings."""
+"""The rewards and environments of domains. The processes that run them import this module, but not the schema."""
 
 from __future__ import annotations
 
@@ -6,10 +6,36 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from roll.config.shipped import known_environments
 from roll.errors import Fault
 
-if TYPE_CHECKING:  # the processes of rewards do not import the schema
+if TYPE_CHECKING:
+    from roll.config.schema.environments import EnvironmentConfig
+    from roll.config.schema.rlvr import RlvrConfig
     from roll.config.schema.roles import RewardConfig
+
+
+ENVIRONMENTS = "environments."
+"""Prefix of the names of worker groups that run environments."""
+TOOL_USE = "tool_use"
+"""Environment of a domain that has only tools or an agent."""
+MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}
+"""Default of `max_steps`, by environment. Only the built-in environments with this key are listed."""
+
+
+def own_tasks(config: RlvrConfig) -> dict[str, int]:
+    """Return the number of training tasks of each domain whose environment makes its own tasks."""
+    return {domain: section.rows for domain, section in config.environments.items() if section.rows is not None}
+
+
+def environment_of(domain: str, section: EnvironmentConfig) -> str:
+    """Return the name of a domain's environment: the given one, else the domain's name, or `TOOL_USE` if it only has
+    tools or an agent.
+    """
+    if section.environment is not None:
+        return section.environment
+    has_tools = section.tools or section.mcp or section.agent
+    return TOOL_USE if has_tools and domain not in known_environments() else domain
 
 
 SANDBOX = "code_sandbox"

@@ -1,14 +1,54 @@
-"""The source of the old log-probs in the ratios of the loss, and whether engines return log-probs."""
+"""What follows from the chosen methods: the preference losses of a run, the correction with its bounds, the source of
+the old log-probs in the ratios of the loss, and whether engines return log-probs. Pure functions of the configuration.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
+from roll.algorithms.methods.base import Method
+from roll.algorithms.methods.corrections import CorrectionTraits
+from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
 from roll.config.derived.batch import plan_batch
-from roll.config.derived.corrections import is_corrected
 from roll.config.schema.model import GeneratingConfig
+from roll.config.schema.offline import DpoConfig
 from roll.config.schema.rlvr import RlvrConfig
+
+
+def added_losses(config: DpoConfig) -> Mapping[Method[PreferenceTraits], float]:
+    """Return the losses of `added_preference_losses` with their weights, without unknown names."""
+    return {
+        PREFERENCE_LOSSES[name]: weight
+        for name, weight in config.added_preference_losses.items()
+        if name in PREFERENCE_LOSSES
+    }
+
+
+def compares(config: DpoConfig) -> bool:
+    """Whether any of the losses needs a reference."""
+    return any(method.traits.needs_reference for method in (config.preference_loss, *added_losses(config)))
+
+
+BOUNDS = {"mismatch_cap": "cap", "mismatch_low": "low", "mismatch_high": "high"}
+"""Fields of `CorrectionTraits`, by the key that sets them."""
+
+
+def is_corrected(config: RlvrConfig) -> bool:
+    """Whether the policy loss corrects for the mismatch between engine and trainer."""
+    return config.mismatch_correction.name != "none"
+
+
+def correction_of(config: RlvrConfig) -> CorrectionTraits | None:
+    """Return the settings of the configured correction with its bounds, or None without a correction."""
+    if not is_corrected(config):
+        return None
+    bounds = {"cap": config.mismatch_cap, "low": config.mismatch_low, "high": config.mismatch_high}
+    return replace(
+        config.mismatch_correction.traits, **{name: bound for name, bound in bounds.items() if bound is not None}
+    )
+
 
 RatioSource = Literal["engine", "trainer", "on_policy"]
 

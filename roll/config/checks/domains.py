@@ -1,0 +1,417 @@
+"""Checks the keys of domains: their rewards, the models that compute them, their filters and their environments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from urllib.parse import urlsplit
+
+from roll.config.derived.domains import (
+    ENVIRONMENTS,
+    MOST_STEPS,
+    TOOL_USE,
+    environment_of,
+    named_rewards,
+    own_tasks,
+    sandbox_faults,
+)
+from roll.config.derived.fixed_roles import PREFIX, model_reward, names_file
+from roll.config.derived.placement import judged_in_turn, model_roles
+from roll.config.schema.environments import AgentConfig, EnvironmentConfig
+from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, ModelRewardKeys
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import QueryFilterConfig, RewardConfig
+from roll.config.shipped import judge_templates, known_rewards
+from roll.errors import Fault
+from roll.registry import nearest
+
+SERVED = (
+    "model_args",
+    "strategy_args",
+    "device_mapping",
+    "template",
+    "world_size",
+    "max_tokens_per_microbatch",
+    "infer_batch_size",
+)
+READ = {
+    "api": {"judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score", "generating_args"}
+    | {key for key in ModelRewardKeys.model_fields if key.startswith("judge_")},
+    "inference": {*SERVED, "generating_args", "judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score"},
+    "scorer": {*SERVED},
+}
+"""By kind of reward model: the keys that it reads, apart from those that every reward reads."""
+OF_FUNCTIONS = (
+    "reward_args",
+    "timeout",
+    "memory_gib",
+    "max_processes",
+    "world_size",
+    "group",
+    "concurrency",
+    "normalise",
+)
+SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+BOUNDS_READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}
+"""By type of filter: the bounds that it reads."""
+
+
+def domain_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of rewards, of the models that compute them, of filters and of environments."""
+    yield from _rewards(config)
+    yield from _tags(config)
+    yield from model_reward_faults(config)
+    yield from filter_faults(config)
+    yield from environment_key_faults(config)
+
+
+def _rewards(config: RlvrConfig) -> Iterator[Fault]:
+    known = [*known_rewards(), *MODEL_REWARDS]
+    for where, name in named_rewards(config.rewards).items():
+        if ":" not in name and name not in known:
+            problem = f"there is no reward function '{name}'{nearest(name, known)}"
+            yield Fault(
+                where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function"
+            )
+    yield from sandbox_faults(config.rewards)
+    for domain, reward in config.rewards.items():
+        for key in ("reward", "reward_args", "group", "failed_value"):
+            if reward.parts and key in reward.model_fields_set and getattr(reward, key) is not None:
+                problem = f"{getattr(reward, key)!r}, but rewards.{domain}.parts replace it"
+                yield Fault(f"rewards.{domain}.{key}", problem, "move it into one of the parts, or remove it")
+        if reward.normalise == "group" and not reward.parts:
+            remedy = "add parts, or remove it; adv_estimator normalises a single reward"
+            yield Fault(f"rewards.{domain}.normalise", "'group', but the reward has no parts", remedy)
+
+
+def _tags(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of tags that several domains claim, and of sampling shares for unknown domains."""
+    known, rows = config.domains, config.actor_train.data_args
+    tags = {domain: set(section.tag_included or (domain,)) for domain, section in known.items()}
+    places = {domain: f"{'environments' if domain in config.environments else 'rewards'}.{domain}" for domain in known}
+    for first, second in combinations(tags, 2):
+        for tag in sorted(tags[first] & tags[second]):
+            problem = f"'{tag}' already belongs to {places[first]}"
+            yield Fault(f"{places[second]}.tag_included", problem, "list each tag in one domain")
+    for domain in (rows and rows.domain_interleave_probs) or {}:
+        if domain not in known:
+            where = f"actor_train.data_args.domain_interleave_probs.{domain}"
+            problem = f"'{domain}' is not a domain of this run{nearest(domain, list(known))}"
+            yield Fault(where, problem, f"use one of: {', '.join(known)}")
+
+
+def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of every domain's keys: missing keys, contradictions, and keys that its reward does not read."""
+    for domain, reward in config.rewards.items():
+        where, kind = f"{PREFIX}{domain}", model_reward(domain, reward)
+        source = "function" if kind is None else (reward.judge_model_type or "inference") if kind == JUDGE else "scorer"
+        yield from _unread(where, reward, source, kind or reward.reward or domain)
+        if kind == JUDGE:
+            yield from _judge(where, reward)
+        if source in ("inference", "scorer"):
+            yield from _reward_model_keys(where, reward, f"{kind} serves a model")
+        if source == "api":
+            yield from _api(where, reward)
+        for name, part in reward.parts.items():
+            if (part.reward or name) in MODEL_REWARDS:
+                problem = f"'{part.reward or name}' is scored by a model, but parts must be functions"
+                yield Fault(f"{where}.parts.{name}", problem, "make it the reward of a separate domain, without parts")
+    yield from _turns(config)
+
+
+def _unread(where: str, reward: RewardConfig, source: str, name: str) -> Iterator[Fault]:
+    # A resolved configuration contains every key, so keys with their default values do not count.
+    usual = {key: field.get_default(call_default_factory=True) for key, field in RewardConfig.model_fields.items()}
+    given = {key for key in reward.model_fields_set if getattr(reward, key) != usual[key]}
+    for key in sorted(given & SPECIAL - READ.get(source, {*OF_FUNCTIONS})):
+        if source == "function":
+            remedy = f"remove it, or set reward to {' or '.join(MODEL_REWARDS)}"
+            yield Fault(f"{where}.{key}", f"set, but the reward '{name}' is a function and does not read it", remedy)
+        else:
+            by = f" with judge_model_type {source}" if name == JUDGE else ""
+            yield Fault(f"{where}.{key}", f"set, but {name}{by} does not read it", "remove it")
+
+
+def _judge(where: str, reward: RewardConfig) -> Iterator[Fault]:
+    if reward.judge_model_type is None:
+        yield Fault(
+            f"{where}.judge_model_type",
+            "missing",
+            "set it to inference (a model served in the run) or api (a model at a URL)",
+        )
+    if reward.judge_pattern is not None:
+        try:
+            re.compile(reward.judge_pattern)
+        except re.error as error:
+            problem = f"{reward.judge_pattern!r} is not a regular expression: {error}"
+            yield Fault(f"{where}.judge_pattern", problem, r"use Python's syntax, for example 'verdict: (\d+)'")
+    prompt = reward.judge_prompt
+    if prompt is not None and not names_file(prompt) and prompt not in judge_templates():
+        known = judge_templates()
+        remedy = f"use one of: {', '.join(known)}; or the path of a text file that contains {{response}}"
+        yield Fault(f"{where}.judge_prompt", f"there is no template '{prompt}'{nearest(prompt, list(known))}", remedy)
+
+
+def _reward_model_keys(where: str, reward: RewardConfig, why: str) -> Iterator[Fault]:
+    if reward.strategy_args is None:
+        yield Fault(
+            f"{where}.strategy_args", f"missing, but {why}", "add strategy_args with strategy_name vllm or hf_infer"
+        )
+    if reward.model_args is None or reward.model_args.model_name_or_path is None:
+        place = f"{where}.model_args.model_name_or_path"
+        yield Fault(place, f"missing, but {why}", "set it to the model's folder or Hub name")
+
+
+def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
+    if reward.judge_model_name is None:
+        yield Fault(f"{where}.judge_model_name", "missing", "set it to the model's name at judge_api_url")
+    if reward.judge_api_url is None:
+        yield Fault(
+            f"{where}.judge_api_url",
+            "missing",
+            "set it to the base URL of the API, for example http://localhost:8000/v1",
+        )
+    else:
+        yield from _url(f"{where}.judge_api_url", reward.judge_api_url)
+    key = reward.judge_api_key_env
+    # The wrong value may be the secret key itself, so it is not shown.
+    if key is not None and not VARIABLE.fullmatch(key):
+        remedy = (
+            "export the API key in an environment variable, and set this to the variable's name, for example "
+            "JUDGE_API_KEY"
+        )
+        yield Fault(f"{where}.judge_api_key_env", "the value is not the name of an environment variable", remedy)
+
+
+def _url(place: str, url: str) -> Iterator[Fault]:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        yield Fault(
+            place, f"'{url}' is not a URL", "set it to the base URL of the API, for example http://localhost:8000/v1"
+        )
+        return
+    if parts.username or parts.password:
+        yield Fault(
+            place,
+            "the URL contains a user name or a password",
+            "remove them; judge_api_key_env names a variable with the key",
+        )
+    elif not usable:
+        remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
+        yield Fault(place, f"'{url}' is not an http or https URL", remedy)
+
+
+def _turns(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of reward models that take turns with other roles on their devices.
+
+    They score once all responses of a step are generated, which does not fit asynchronous runs and dynamic sampling.
+    """
+    devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
+    reasons = [f"async_generation_ratio is {config.async_generation_ratio:g}"] if config.async_generation_ratio else []
+    reasons += ["dynamic_sampling needs the scores to choose further prompts"] if config.dynamic_sampling else []
+    for name in sorted(judged_in_turn(config)) if reasons else ():
+        others = [other for other in devices if other != name and devices[name] & devices[other]]
+        problem = (
+            f"shared with {' and '.join(others)}, so it could only score once all responses of a step are generated"
+        )
+        yield Fault(
+            f"{name}.device_mapping",
+            f"{problem}, but {' and '.join(reasons)}",
+            "give it devices of its own, set time_sharing=false so that all roles stay on the devices, or make the run "
+            "synchronous without dynamic_sampling",
+        )
+
+
+def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of the keys of environments, and of keys that cannot be combined with environments."""
+    if not config.rewards and not config.environments:
+        yield Fault(
+            "rewards",
+            "missing, and there are no environments: nothing would be rewarded",
+            "add the reward of each domain",
+        )
+    yield from _lengths(config)
+    yield from _rows(config)
+    for domain, section in config.environments.items():
+        yield from _domain(f"{ENVIRONMENTS}{domain}", section)
+        if environment_of(domain, section) == TOOL_USE and domain not in config.rewards:
+            problem = f"'{TOOL_USE}' returns no reward of its own, and there is no rewards.{domain}"
+            yield Fault(f"{ENVIRONMENTS}{domain}", problem, f"add rewards.{domain}, which scores the policy's answers")
+        if domain in config.rewards and config.rewards[domain].tag_included:
+            problem = (
+                f"set, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}; this reward is only added to the "
+                f"environment's"
+            )
+            yield Fault(f"rewards.{domain}.tag_included", problem, f"move it to {ENVIRONMENTS}{domain}.tag_included")
+    if config.environments:
+        yield from _other_keys(config)
+
+
+def _lengths(config: RlvrConfig) -> Iterator[Fault]:
+    longest, single = config.sequence_length, config.prompt_length + config.response_length
+    if longest is not None and longest < single:
+        problem = f"{longest} is less than prompt_length + response_length = {single}: a first turn might not fit"
+        yield Fault("sequence_length", problem, f"set it to at least {single}, or lower one of the two")
+
+
+def _rows(config: RlvrConfig) -> Iterator[Fault]:
+    if config.actor_train.data_args is None and not own_tasks(config):
+        where, problem = "actor_train.data_args", "missing"
+        if config.environments:
+            where, problem = (
+                f"{ENVIRONMENTS}{next(iter(config.environments))}.rows",
+                "missing, and so is actor_train.data_args",
+            )
+            yield Fault(
+                where, problem, "set rows to the number of tasks that the environment generates, or add a data file"
+            )
+        else:
+            yield Fault(where, problem, "add it, with the data file of the prompts (file_name) and its columns")
+    sets, places = (config.validation.named_sets(), config.validation.places()) if config.validation else ({}, {})
+    for name, one in sets.items():
+        for domain in one.rows:
+            if domain not in config.environments:
+                problem = f"'{domain}' is not a domain of environments{nearest(domain, list(config.environments))}"
+                yield Fault(
+                    f"{places[name]}.rows.{domain}",
+                    problem,
+                    "use the name of an environment that generates its own tasks",
+                )
+
+
+def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
+    for place, name in enumerate(section.tools):
+        if ":" not in name:
+            yield Fault(f"{where}.tools[{place}]", f"'{name}' names no function", "write package.module:function")
+    for place, server in enumerate(section.mcp):
+        yield from _one_of(f"{where}.mcp[{place}]", {"command": server.command, "url": server.url})
+        if server.url is not None and not server.url.startswith(("http://", "https://")):
+            yield Fault(
+                f"{where}.mcp[{place}].url", f"'{server.url}' is not an HTTP address", "write http://host:port/mcp"
+            )
+        if server.call_timeout >= section.step_timeout:
+            problem = (
+                f"{server.call_timeout:g} s is not below step_timeout, {section.step_timeout:g} s: a late call would "
+                f"end the episode"
+            )
+            yield Fault(f"{where}.mcp[{place}].call_timeout", problem, "lower it, or raise step_timeout")
+    if section.agent is not None:
+        yield from _agent(where, section, section.agent)
+
+
+def _agent(where: str, section: EnvironmentConfig, agent: AgentConfig) -> Iterator[Fault]:
+    yield from _one_of(f"{where}.agent", {"command": agent.command, "function": agent.function})
+    if agent.function is not None and ":" not in agent.function:
+        yield Fault(f"{where}.agent.function", f"'{agent.function}' names no function", "write package.module:function")
+    for name in ("tools", "mcp"):
+        if getattr(section, name):
+            yield Fault(f"{where}.{name}", "set, but an agent calls its tools itself", "remove it, or remove agent")
+
+
+def _one_of(where: str, keys: Mapping[str, object]) -> Iterator[Fault]:
+    """Yield the fault of a block in which not exactly one of two keys is set."""
+    if len([value for value in keys.values() if value]) != 1:
+        yield Fault(where, f"it needs exactly one of {' and '.join(keys)}", f"set either {' or '.join(keys)}")
+
+
+def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of keys that only apply to single responses."""
+    if config.adv_estimator.traits.needs_greedy:
+        problem = f"'{config.adv_estimator}' compares with a greedy response, but an episode in an environment has none"
+        yield Fault("adv_estimator", problem, "use another estimator, such as grpo or rloo")
+    if config.overlong_buffer:
+        problem = "set, but it counts the tokens of one response, and an episode in an environment has several turns"
+        yield Fault("overlong_buffer", problem, "remove it; sequence_length and max_turns limit an episode")
+    if in_turn := sorted(judged_in_turn(config)):
+        problem = (
+            f"{' and '.join(in_turn)} would take devices from engines that still have turns of an episode to generate"
+        )
+        yield Fault(
+            f"{in_turn[0]}.device_mapping", problem, "give the model its own devices, or set time_sharing=false"
+        )
+
+
+def environment_warnings(config: RlvrConfig) -> Iterator[str]:
+    """Yield warnings about environments that make the engines wait, and about steps that `max_turns` cuts off."""
+    episodes = config.rollout_batch_size * config.num_return_sequences_in_group
+    for domain, section in config.environments.items():
+        room = section.world_size * section.sessions_per_process
+        if room < episodes and len(config.domains) == 1:
+            wait = f"holds {room} episodes at a time, but a step has {episodes}, so the others wait"
+            yield f"{ENVIRONMENTS}{domain}: {wait}; raise sessions_per_process or world_size"
+        environment = environment_of(domain, section)
+        steps = section.environment_args.get("max_steps", MOST_STEPS[environment]) if environment in MOST_STEPS else 0
+        if isinstance(steps, int) and section.max_turns < steps:
+            ends = (
+                f"episodes end after {section.max_turns} turns, but the environment promises the policy {steps} steps "
+                f"(max_steps)"
+            )
+            yield (
+                f"{ENVIRONMENTS}{domain}.max_turns: {ends}; set max_turns={steps}, or lower environment_args.max_steps"
+            )
+
+
+def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of filters that have no bound, a bound that their type does not read, bounds that drop every group,
+    or groups of one.
+    """
+    for domain, reward in config.rewards.items():
+        query_filter = reward.query_filter_config
+        if query_filter is None:
+            continue
+        place = f"rewards.{domain}.query_filter_config"
+        yield from _bounds(query_filter, f"{place}.filter_args")
+        if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
+            problem = (
+                f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards per "
+                f"prompt"
+            )
+            yield Fault(place, problem, "set num_return_sequences_in_group to at least 2, or remove this block")
+        yield from _zero_means(query_filter, reward, place)
+        high = query_filter.filter_args.threshold_up if query_filter.type == "mean_filter" else None
+        if config.adv_estimator.traits.divides_by_mean and high is not None and high <= 0:
+            problem = (
+                f"{high:g}, but adv_estimator {config.adv_estimator} learns only if a group's mean is above 0: every "
+                f"advantage would be 0"
+            )
+            yield Fault(f"{place}.filter_args.threshold_up", problem, "raise it above 0, or change the estimator")
+
+
+def _zero_means(query_filter: QueryFilterConfig, reward: RewardConfig, place: str) -> Iterator[Fault]:
+    """Yield a fault if no group can pass the filter, because `normalise: group` makes its mean 0 and bounds its
+    standard deviation.
+    """
+    if reward.normalise != "group":
+        return
+    bounds, normalised = query_filter.filter_args, f"rewards.{place.split('.')[1]}.normalise is 'group'"
+    low, high = bounds.threshold_down, bounds.threshold_up
+    if query_filter.type == "mean_filter" and ((low is not None and low >= 0) or (high is not None and high <= 0)):
+        problem = f"mean_filter, but {normalised}: the mean reward of every group would be 0, which the bounds exclude"
+        yield Fault(place, problem, "use std_filter, set normalise to none, or remove this block")
+    largest = sum(abs(part.weight) for part in reward.parts.values())
+    if query_filter.type == "std_filter" and bounds.std_threshold is not None and bounds.std_threshold >= largest > 0:
+        problem = (
+            f"{bounds.std_threshold:g}, but {normalised}: no group's standard deviation would be above {largest:g}, "
+            f"the sum of weights"
+        )
+        yield Fault(
+            f"{place}.filter_args.std_threshold", problem, f"set it below {largest:g}, or set normalise to none"
+        )
+
+
+def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
+    bounds = query_filter.filter_args
+    given = {key: value for key, value in bounds if value is not None}
+    read = BOUNDS_READ[query_filter.type]
+    for key in given.keys() - set(read):
+        yield Fault(
+            f"{place}.{key}",
+            f"{given[key]:g}, but the type {query_filter.type} does not read it",
+            "remove it, or change the type",
+        )
+    if read and not given.keys() & set(read):
+        yield Fault(place, f"has no bound, but the type is {query_filter.type}", f"set {' or '.join(read)}")
