@@ -31,8 +31,8 @@ REWARDS: Registry[RewardFunction] = Registry("reward")
 def load_reward(name: str, place: str = "reward") -> RewardFunction:
     """Return the reward function called `name`.
 
-    A plain name refers to a function that `roll/rewards/<name>.py` registers. `package.module:function` refers to any
-    other function.
+    A plain name refers to a function that `roll/rewards/functions/<name>.py` registers. `package.module:function`
+    refers to any other function.
 
     Args:
         place: the configuration key that errors report.

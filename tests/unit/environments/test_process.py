@@ -210,6 +210,21 @@ def test_environments_do_not_share_their_arguments() -> None:
     assert run(go()) == [1.0, 1.0]
 
 
+def test_waiting_reset_gets_the_new_process() -> None:
+    async def go() -> None:
+        async with process() as held:
+            await held.open(1, ROW, 0)
+            leaving = asyncio.ensure_future(failure(held.step(1, says("leave"))))
+            opening = asyncio.ensure_future(held.open(2, ROW, 0))
+            behind = asyncio.ensure_future(failure(held.step(1, says("go"))))
+            assert not isinstance(await leaving, NeighbourFailed)
+            assert isinstance(await behind, NeighbourFailed)
+            await opening
+            assert (await held.step(2, says("go"))).reward == 0.5
+
+    run(go())
+
+
 def test_unknown_environment_is_a_configuration_fault() -> None:
     async def go() -> None:
         async with process(environment="worlds:Nothing"):
