@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from roll.config.schema.pipelines import Config
 from roll.runs.changed_keys import RUN_ONLY, Change, change_faults, changes, recorded
 
 
+@cache
 def composed(name: str, *words: str) -> Config:
     found: list[Config] = []
     compose(
