@@ -29,9 +29,8 @@ from roll.config.schema.model import ModelConfig
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.load import PackedModel, load_policy
-from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader
-from roll.models.value import load_values
+from roll.models.value import load_scores, load_values
 from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
 from roll.training.deepspeed.strategy import DeepSpeedTrain

@@ -29,7 +29,7 @@ from benchmarks.deepspeed_tasks import (
 from roll.algorithms.losses import LossInputs, TokenLosses
 from roll.backend import Rank
 from roll.models.load import add_lora, load_causal_model
-from roll.training.deepspeed.optimizers import Place, make_optimizer
+from roll.training.deepspeed.setup import Place, make_optimizer
 from roll.types import TrainBatch
 
 OWN = ("lion", "adagrad", "muon")

@@ -3,7 +3,8 @@
     python benchmarks/follow_names.py FOLDER
 
 Modules follow `rooms.tsv` and then `merged.tsv`; classes and functions that have another name or module follow
-`names.tsv` and keep their old name in the file, as in `from roll.data.examples import LengthLimits as Limits`.
+`names.tsv` and keep their old name in the file, as in `from roll.data.examples import LengthLimits as Limits`. A module
+or a name that moved more than once is followed to its last place.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ def main() -> int:
     for path in tracked(folder):
         text = path.read_text(encoding="utf-8")
         is_python = path.suffix == ".py"
-        new = text
-        for moves in (rooms, merged):
-            new = rewritten(new, moves, {module: {"*"} for module in moves}, is_python)
-        new = renamed_imports(new, names) if is_python else new
+        new = moved(text, rooms, is_python)
+        before = None
+        while new != before:
+            before = new
+            new = renamed_imports(new, names) if is_python else new
+            new = moved(new, merged, is_python)
         if new != text:
             path.write_text(new, encoding="utf-8")
             print(path)
@@ -36,6 +39,11 @@ def main() -> int:
 def table(path: Path) -> dict[str, str]:
     """Return the new name of each old name of a table."""
     return dict(line.split("\t")[:2] for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def moved(text: str, moves: Mapping[str, str], is_python: bool) -> str:
+    """Return a text with the new names of modules."""
+    return rewritten(text, moves, {module: {"*"} for module in moves}, is_python)
 
 
 def renamed_imports(text: str, names: Mapping[str, str]) -> str:

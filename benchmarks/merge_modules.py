@@ -3,8 +3,8 @@
     python benchmarks/merge_modules.py TABLE [CHECKOUT]
 
 TABLE has a line `module<tab>target` for each module that joins another. Its definitions come first in the target, below
-the imports, and its docstring becomes a paragraph of the target's. Names and paths are rewritten as by `move_rooms.py`.
-The status is 1 if both define the same name differently.
+the imports, or last if it imports the target, and its docstring becomes a paragraph of the target's. Names and paths
+are rewritten as by `move_rooms.py`. The status is 1 if both define the same name differently.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ def merge(root: Path, module: str, target: str) -> set[str]:
     body = without(mine.body, both)
     docstring = f"{others.docstring.rstrip()}\n\n{mine.docstring.strip()}\n" if mine.docstring else others.docstring
     typing = f"\nif TYPE_CHECKING:\n{mine.typing}{others.typing}" if mine.typing or others.typing else ""
-    text = f'"""{docstring}"""\n\n{mine.imports}{others.imports}{typing}\n\n{body.strip()}\n\n\n{others.body.strip()}\n'
-    theirs.write_text(without_import(text, module), encoding="utf-8")
+    builds_on_target = without_import(mine.imports, target) != mine.imports
+    first, second = (others.body, body) if builds_on_target else (body, others.body)
+    text = f'"""{docstring}"""\n\n{mine.imports}{others.imports}{typing}\n\n{first.strip()}\n\n\n{second.strip()}\n'
+    theirs.write_text(without_import(without_import(text, module), target), encoding="utf-8")
     subprocess.run(["git", "rm", "-qf", str(ours)], cwd=root, check=True)
     for path in tracked(root):
         old = path.read_text(encoding="utf-8")

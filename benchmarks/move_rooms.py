@@ -45,7 +45,11 @@ def tracked(root: Path) -> list[Path]:
         done.stdout.split("\0") if done.returncode == 0 else [str(path.relative_to(root)) for path in root.rglob("*")]
     )
     paths = [root / name for name in names if name and Path(name).suffix in TEXTS]
-    return [path for path in paths if path.is_file() and not path.is_symlink() and path.name != "rooms.tsv"]
+    return [
+        path
+        for path in paths
+        if path.is_file() and not path.is_symlink() and path.name not in ("rooms.tsv", "merged.tsv")
+    ]
 
 
 def file_of(root: Path, module: str) -> Path:

@@ -89,13 +89,13 @@ MUTANTS: Mapping[str, Mutant] = {
         f"{WIRED}::test_a_teachers_divergence_gets_its_weight",
     ),
     "warm-up share rounded down": Mutant(
-        "roll/training/deepspeed/optimizers.py",
+        "roll/training/deepspeed/setup.py",
         "math.ceil(training.warmup_ratio * total_updates)",
         "math.floor(training.warmup_ratio * total_updates)",
         "strategies/test_optimizers.py::test_warmup_rises_linearly_then_the_rate_falls",
     ),
     "warm-up steps ignored": Mutant(
-        "roll/training/deepspeed/optimizers.py",
+        "roll/training/deepspeed/setup.py",
         "training.warmup_steps or math.ceil(",
         "math.ceil(",
         "strategies/test_optimizers.py::test_warmup_rises_linearly_then_the_rate_falls",
@@ -312,7 +312,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "pipeline/test_wiring.py::test_prompts_have_seeds_only_if_seeded",
     ),
     "top k of sampling ignored": Mutant(
-        "roll/runs/rlvr/sampling.py",
+        "roll/runs/role_models.py",
         "generating.top_k if generating.top_k > 0 else -1",
         "-1",
         "pipeline/test_wiring.py::test_a_sampling_key_reaches_its_field",
@@ -330,19 +330,19 @@ MUTANTS: Mapping[str, Mutant] = {
         "pipeline/test_wiring.py::test_a_teachers_keys_reach_both_ends",
     ),
     "cross-entropy of distillation ignored": Mutant(
-        "roll/runs/offline/distill.py",
+        "roll/runs/offline/wiring.py",
         "Distillation(config.distill_loss_weight)",
         "Distillation()",
         "pipeline/test_wiring.py::test_the_weight_of_distillation_reaches_its_loss",
     ),
     "added preference losses ignored": Mutant(
-        "roll/runs/offline/dpo.py",
+        "roll/runs/offline/wiring.py",
         "Mixture(first, others) if others else first",
         "first",
         "pipeline/test_wiring.py::test_a_preference_key_reaches_its_field",
     ),
     "Lion's momentum without weight": Mutant(
-        "roll/training/deepspeed/optimizers.py",
+        "roll/training/deepspeed/setup.py",
         "lerp(parameter.grad, 1 - first)",
         "lerp(parameter.grad, 1 + first)",
         "strategies/test_optimizers.py::test_lions_momentum_may_outvote_a_gradient",

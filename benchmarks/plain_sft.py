@@ -25,9 +25,9 @@ from roll.config.derived.batch import plan_batch
 from roll.config.load.loader import checked_config
 from roll.config.plan.memory import compiles
 from roll.config.schema.offline import SftConfig
-from roll.data.example_batch import given_batch
 from roll.data.sampler import ExampleSampler
-from roll.models.packed_inputs import packed_inputs
+from roll.models.packed_score import packed_inputs
+from roll.runs.offline.batches import given_batch
 from roll.runs.offline.wiring import prepare_rows
 from roll.runs.role_models import model_shape
 from roll.runs.roles import aggregation

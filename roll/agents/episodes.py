@@ -28,7 +28,7 @@ from roll.data.chat import TemplateFault
 from roll.data.renderers.base import ChatRenderer, Parsed
 from roll.errors import EnvironmentFailed, NeighbourFailed
 from roll.rollout.group import turn_seed
-from roll.rollout.transcript import Transcript, without_verdict
+from roll.rollout.record import Transcript, without_verdict
 from roll.types import (
     Completion,
     Episode,

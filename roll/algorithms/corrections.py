@@ -19,9 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from roll.algorithms.methods.corrections import Level
-from roll.algorithms.ratios import LARGEST_LOG_RATIO
-from roll.algorithms.segments import sequence_mean, sequence_sum
+from roll.algorithms.methods import Level
+from roll.algorithms.ratios import LARGEST_LOG_RATIO, sequence_mean, sequence_sum
 
 
 @dataclass(frozen=True)

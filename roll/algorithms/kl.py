@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
+from roll.algorithms.methods import LARGEST_ERROR
 from roll.algorithms.ratios import LARGEST_LOG_RATIO, ratio_of
 
 EXPONENTIAL = ("k3", "k3+")

@@ -1,4 +1,10 @@
-"""Token losses of an update, before aggregation. Pure tensor functions."""
+"""Token losses of an update, before aggregation. Pure tensor functions.
+
+The load-balancing loss of a mixture of experts. It grows as a router sends tokens to fewer experts. A pure tensor
+function.
+
+The loss of a critic: the squared error of its values against the returns. Pure tensor functions.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from roll.types import Bools, TrainBatch
+
+
+def load_balancing(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Return the loss E * sum_i f_i P_i of one router, and the ratio of the largest expert load to the mean load.
+
+    f_i is the fraction of tokens that choose expert i among their k experts, and P_i is the mean router probability of
+    expert i. The loss is k if loads and probabilities are even, and at most E. f has no gradient. Source: Switch
+    Transformer, arXiv 2101.03961, eq. 4 to 6, with k experts per token as in transformers' `load_balancing_loss_func`.
+
+    Args:
+        router_logits: [T, E], for all tokens of a micro-batch.
+        top_k: k, the number of experts per token.
+
+    Returns:
+        Two scalars in the precision of the softmax, fp32 or higher. The second has no gradient.
+    """
+    experts = router_logits.shape[-1]
+    precision = torch.promote_types(router_logits.dtype, torch.float32)
+    probabilities = router_logits.softmax(-1, dtype=precision)
+    chosen = probabilities.detach().topk(top_k, -1).indices
+    load = torch.zeros_like(probabilities).scatter_(1, chosen, 1.0).mean(0)
+    return experts * (load * probabilities.mean(0)).sum(), load.max() * experts / top_k
 
 
 @dataclass(frozen=True)
@@ -77,3 +106,32 @@ class NegativeLogLikelihood(Loss):
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
         """See `Loss`."""
         return TokenLosses(-log_probs, {"sft/loss": -log_probs.detach(), "sft/entropy": entropy.detach()})
+
+
+@dataclass(frozen=True)
+class ValueLoss(Loss):
+    """Value loss: 1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2), or 1/2 (V - R)^2 without a clip.
+
+    V_old is the value before the step's first update, and R is the return. If the clipped value is further from the
+    return, the token has no gradient. Source: OpenAI Baselines, ppo2; Huang et al., "The 37 Implementation Details of
+    Proximal Policy Optimization", 2022, detail 9.
+    """
+
+    clip: float | None = None
+    """c. None: no clipping."""
+
+    metric_prefix: ClassVar[str] = "critic"
+
+    def __call__(self, values: Tensor, inputs: LossInputs) -> TokenLosses:
+        """See `Loss`. `values` are the critic's values [S]."""
+        old, returns = inputs.values, inputs.returns
+        assert old is not None and returns is not None, "the critic's loss needs old values and returns"
+        free = (values - returns).square()
+        if self.clip is None:
+            larger, clipped = free, torch.zeros_like(free)
+        else:
+            # Equals old + clip(V - old), but without a rounding error if V is within the bounds.
+            held = (values.clamp(old - self.clip, old + self.clip) - returns).square()
+            larger, clipped = torch.maximum(free, held), (held > free).float()
+        losses = 0.5 * larger
+        return TokenLosses(losses, {"critic/loss": losses.detach(), "critic/clip_fraction": clipped})

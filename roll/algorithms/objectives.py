@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.algorithms.ratios import ratio_of
-from roll.algorithms.segments import sequence_mean, sequence_sum
+from roll.algorithms.ratios import ratio_of, sequence_mean, sequence_sum
 from roll.registry import Registry
 from roll.types import Bools, TrainBatch
 

@@ -11,8 +11,7 @@ from roll.algorithms.corrections import MismatchCorrection
 from roll.algorithms.kl import EXPONENTIAL, importance_weighted, token_kl
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
 from roll.algorithms.objectives import Objective, PolicyTokens, Ppo
-from roll.algorithms.ratios import is_clamped
-from roll.algorithms.segments import sequence_mean
+from roll.algorithms.ratios import is_clamped, sequence_mean
 from roll.types import Bools, TrainBatch
 
 

@@ -4,6 +4,8 @@ In all formulas, y is a response, c and r are the chosen and the rejected respon
 summed over tokens, |y| is the number of tokens, m(y) = l(y) / |y|, `ref` marks the same quantity under the reference
 policy, and s is the logistic function. Every token of a pair has the loss of the pair, so the mean over tokens and then
 sequences (`seq-mean-token-mean`) is the mean over pairs.
+
+The loss of a reward model, which learns to score the preferred response higher. Pure tensor functions.
 """
 
 from __future__ import annotations
@@ -17,8 +19,41 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
-from roll.algorithms.segments import sums
+from roll.algorithms.ratios import sums
 from roll.registry import Registry
+
+
+@dataclass(frozen=True)
+class BradleyTerry(Loss):
+    """Bradley-Terry loss: -log s(c - r - m) for the scores c and r of a pair's chosen and rejected response, with the
+    pair's margin m.
+
+    s is the logistic function. Sources: Ouyang et al., arXiv 2203.02155, eq. 1; with the margin: Llama 2, arXiv
+    2307.09288, eq. 2. The loss of a pair is assigned to both of its sequences, so the mean over sequences is the mean
+    over pairs.
+    """
+
+    def __call__(self, scores: Tensor, inputs: LossInputs) -> TokenLosses:
+        """See `Loss`. The model outputs one score per sequence, [S = N]; the chosen response of a pair comes before the
+        rejected one.
+        """
+        if not len(scores):  # a filler micro-batch without sequences
+            return TokenLosses(scores, {})
+        chosen, rejected = scores[0::2], scores[1::2]
+        assert inputs.labels is not None, "the margins of the pairs are missing"
+        losses = -logsigmoid(chosen - rejected - inputs.labels[0::2])
+        up, down, all_count = chosen.detach(), rejected.detach(), torch.ones_like(chosen, dtype=torch.bool)
+        metrics = {
+            "reward_model/loss": losses.detach(),
+            "reward_model/accuracy": (up > down).to(up.dtype),
+            "reward_model/margin": up - down,
+            "reward_model/chosen_score": up,
+            "reward_model/rejected_score": down,
+        }
+        return TokenLosses(
+            losses.repeat_interleave(2), {}, {name: (values, all_count) for name, values in metrics.items()}
+        )
+
 
 NEAREST = 1e-6
 """Mean log-probs are clamped to at most -NEAREST, because the odds of a response of probability 1 are infinite."""

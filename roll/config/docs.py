@@ -15,10 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from roll.algorithms.methods.base import readers
-from roll.algorithms.methods.estimators import ESTIMATORS
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES
-from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
+from roll.algorithms.methods import ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES, readers
 from roll.config.roll_v2.meanings import CISPO_CLIP, ENOUGH
 from roll.config.roll_v2.rewards import PROMPTS
 from roll.config.schema.base import LARGEST_COUNT, LARGEST_NUMBER, SMALLEST_NUMBER, Named

@@ -1,12 +1,17 @@
 """Prompts for RL. All rows are checked, rendered and tokenised before training starts; during training they are read
 from disk.
+
+Reads and tokenises the conversation of a row, for rewards that need the question. Pure functions.
+
+Warnings about rows that were left out, or that name no reward domain.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,29 +25,99 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
-from roll.data.chat import ChatTemplate, renderer, template_remedy
-from roll.data.routes import DomainRoutes, tag_routes
-from roll.data.rows import RowFault, prompt_conversation, read_row, remarks_of, template_arguments
+from roll.data.chat import ChatTemplate, Render, render_example, renderer, template_remedy
+from roll.data.native import special_marks
+from roll.data.routes import DEFAULT_DOMAIN, DomainRoutes, tag_routes
+from roll.data.rows import Conversation, RowFault, prompt_conversation, read_row, remarks_of, template_arguments
 from roll.data.sources import find_sources
 from roll.data.tables import (
     BATCH_ROWS,
     DOMAIN,
     Preparation,
     Texts,
+    adds_space,
     check_ids,
     check_rows,
     column,
+    continuation,
     count_by_file,
     count_remarks,
     cut_of,
     identity,
+    left_open,
     place_of,
     prepared_table,
     row_faults,
 )
 from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import DataError, Fault
-from roll.types import Prompt
+from roll.types import Ints, Prompt
+
+
+def requested_conversation(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Conversation:
+    """Return the messages that the policy was asked to answer.
+
+    Args:
+        sources: settings of the data sets that the row may come from. The first one whose prompt column the row has is
+            used.
+
+    Raises:
+        RowFault: the row fits none of the data sets. This cannot happen for a row that was checked when it was
+            prepared.
+    """
+    of_row = [columns for columns in sources if row.get(columns.messages or columns.prompt or "") is not None]
+    return prompt_conversation(row, (of_row or sources)[0])
+
+
+def question_text(conversation: Conversation) -> str:
+    """Return the conversation as text: the message alone if there is one, or else every message with its role.
+
+    System messages are left out.
+    """
+    turns = [message for message in conversation if message["role"] != "system"]
+    if len(turns) == 1:
+        return turns[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in turns)
+
+
+def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[str], Ints]:
+    """Return the function that converts a user's message to the tokens of a prompt. It raises TemplateFault if the
+    template rejects one.
+
+    Args:
+        special_tokens: whether the tokenizer adds the special tokens that begin a text. False if the template writes
+            them.
+    """
+    return lambda message: open_tokens(render([{"role": "user", "content": message}], True), tokenizer, special_tokens)
+
+
+def answered_encoder(
+    render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool
+) -> Callable[[Conversation, str], Ints]:
+    """Return the function that converts a conversation and its response to tokens, as for training a reward model
+    (`prepare_examples`).
+
+    It raises TemplateFault if the template rejects the conversation.
+    """
+    end = tokenizer.eos_token if isinstance(tokenizer.eos_token, str) else ""
+    marks = special_marks(tokenizer, str(tokenizer.chat_template or ""))
+
+    def encode(conversation: Conversation, response: str) -> Ints:
+        prompt, answer = render_example([*conversation, {"role": "assistant", "content": response}], render, end, marks)
+        given = open_tokens(prompt, tokenizer, special_tokens)
+        plain: Any = tokenizer.encode(answer, add_special_tokens=False)
+        continued = continuation(tokenizer, prompt, answer) if adds_space(tokenizer) else plain
+        return np.concatenate([given, np.asarray(continued, np.int32)])
+
+    return encode
+
+
+def open_tokens(text: str, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Ints:
+    """Return the tokens of a text that another one continues, without the special tokens that the tokenizer appends."""
+    found = tokenizer(text, add_special_tokens=special_tokens, return_special_tokens_mask=True, verbose=False)
+    token_ids: Any = found["input_ids"]
+    added: Any = found["special_tokens_mask"]
+    return np.asarray(left_open(token_ids, added) if special_tokens else token_ids, np.int32)
 
 
 @dataclass(frozen=True)
@@ -204,3 +279,31 @@ def _all_too_long(name: str, count: int, prompt_length: int, shortest: int) -> F
     return Fault(
         name, problem, f"raise prompt_length: the shortest prompt needs at least {shortest}, template included"
     )
+
+
+LOG = logging.getLogger(__name__)
+MOST_NAMED = 20
+"""Largest number of tags in a warning. Those with the most rows come first."""
+
+
+def warn_of_rows(counts: Mapping[str, int], what: str) -> None:
+    """Log a warning for each file. `counts` is the number of rows by file; `what` continues "3 of its rows"."""
+    for file, count in counts.items():
+        LOG.warning("%s: %d of its rows %s", file, count, what)
+
+
+def warn_of_routes(prompts: PromptSet) -> None:
+    """Log warnings about prompts whose tag or domain names no reward domain of this run."""
+    names = ", ".join(prompts.names)
+    if prompts.unknown_tags:
+        text = "%s: no reward domain includes the tag of %d rows (%s); they are scored by %s"
+        LOG.warning(text, names, sum(prompts.unknown_tags.values()), _counted(prompts.unknown_tags), DEFAULT_DOMAIN)
+    if prompts.unknown_domains:
+        text = "%s: the column 'domain' of %d rows names no reward domain (%s); their tags decide which one scores them"
+        LOG.warning(text, names, sum(prompts.unknown_domains.values()), _counted(prompts.unknown_domains))
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    listed = ", ".join(f"{name}: {count}" for name, count in most[:MOST_NAMED])
+    return f"{listed}, and {len(most) - MOST_NAMED} others" if len(most) > MOST_NAMED else listed

@@ -31,8 +31,8 @@ from roll.data.chat import TemplateFault
 from roll.data.rows import RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
-from roll.system.locks import LockHeld, holding_lock
 from roll.system.orphans import forks_die_too
+from roll.system.own_folder import LockHeld, holding_lock
 
 FORMAT = "13"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""

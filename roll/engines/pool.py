@@ -33,8 +33,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from roll.backend import GenerateStrategy
 from roll.errors import BadInput, EngineShortage, RollError, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.device_sharing import run_together
-from roll.ray.engine_log import root_cause
 from roll.ray.group import LOOK_SECONDS, WorkerGroup
+from roll.ray.process import root_cause
 from roll.system.restart_budget import RestartBudget
 
 RESTARTS = RestartBudget(most=5)

@@ -22,13 +22,12 @@ from roll.evaluation.results import RESULTS_FILE, EvaluationResult, sample_recor
 from roll.evaluation.settings import Evaluation, Subject, with_option_names
 from roll.export.__main__ import export
 from roll.ray.cluster import ClusterSession, cluster
-from roll.ray.guarded import guarded
 from roll.rewards.passing import Bars, bar_text
 from roll.runs.assemble import show_activity
 from roll.runs.interrupt import Interrupt
 from roll.runs.rlvr.held_out import HeldOutInputs, held_out_groups, prepare_held_out
 from roll.runs.roles import Roles, is_trainer_side
-from roll.system.event_loop import run_in_loop
+from roll.system.event_loop import guarded, run_in_loop
 from roll.system.own_folder import own_folder
 from roll.tracking.base import StepNotices
 from roll.tracking.jsonl import SAMPLES_FILE, to_line

@@ -27,8 +27,7 @@ from roll.config.schema.secrets import HIDDEN
 from roll.errors import ConfigError, Fault
 from roll.evaluation.request import Request
 from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run_config
-from roll.runs.checkpoint.manifest import MANIFEST
-from roll.runs.checkpoint.state import LoopState
+from roll.runs.checkpoint.manifest import MANIFEST, LoopState
 from roll.runs.rlvr.held_out import inference_plan
 
 PLACE = "SUBJECT"

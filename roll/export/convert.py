@@ -17,8 +17,7 @@ from roll.export.source import CheckpointSource
 from roll.models.export import write_adapter_folder, write_model
 from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer, unreadable
 from roll.models.weights import ADAPTER, WeightView
-from roll.runs.checkpoint.manifest import seal
-from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState, seal
 from roll.training.deepspeed import files as deepspeed_files
 from roll.weight_sync.bucket import plan_buckets
 

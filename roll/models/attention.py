@@ -4,17 +4,35 @@ The caller passes `cu_seq_lens_q` and `max_length_q` to the model as keyword arg
 own sequence. On CUDA, bf16 and fp16 use torch's variable-length FlashAttention. On the CPU, and in fp32, the packed row
 is unpacked into one padded row per sequence during the kernel call. With causal attention, right padding needs no mask,
 and the cost per sequence grows with the square of the longest sequence instead of the square of the micro-batch.
+
+The gated delta rule over packed sequences (Yang et al., Gated Delta Networks, 2024), for the hybrid models of
+Qwen3.5.
+
+A gated-delta layer passes a state from token to token, and its convolution reads the preceding tokens. Both must be
+reset at the start of each sequence. The kernels of flash-linear-attention accept packed sequences, but only on GPUs and
+in 16-bit precision. Without the package, in fp32 or on the CPU, each sequence becomes a separate row in a call of
+transformers' chunked rule.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from types import MethodType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
 
+from roll.config.derived.model_shape import HYBRIDS, LINEAR
+from roll.models.layers import decoder_layers
 from roll.models.sequence_parallel import over_ranks
 
 PACKED = "roll_packed"
@@ -87,3 +105,171 @@ def packed_positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths, output_size=tokens)
     columns = torch.arange(tokens, device=offsets.device) - offsets[:-1][rows]
     return rows, columns
+
+
+CHUNK = 64
+"""Number of tokens in a chunk of transformers' rule. The rule pads the last chunk of a sequence with zeros."""
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(query, key [1, T, heads, K], value [1, T, heads, V], log decay, beta [1, T, heads], int32 offsets [N + 1]) -> [1, T,
+heads, V].
+"""
+Convolution = Callable[[Tensor, Tensor, str, Tensor], Tensor]
+"""(row [1, T, C], weight [C, W], name of the activation, int32 offsets [N + 1]) -> [1, T, C]."""
+
+
+@dataclass(frozen=True)
+class DeltaKernels:
+    """Kernels for the delta rule and the convolution of a layer."""
+
+    rule: Rule
+    convolution: Convolution
+
+
+def has_delta_layers(config: PreTrainedConfig) -> bool:
+    """Return whether a model is a hybrid with linear attention that `packed_delta` supports."""
+    text = config.get_text_config()
+    return text.model_type in HYBRIDS and LINEAR in (getattr(text, "layer_types", None) or ())
+
+
+def delta_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the gated-delta modules, in the order of the layers."""
+    return [
+        mixer for layer in decoder_layers(model) if isinstance(mixer := getattr(layer, "linear_attn", None), nn.Module)
+    ]
+
+
+def pack_delta_layers(model: PreTrainedModel) -> None:
+    """Make the gated-delta layers of a hybrid reset their state at the start of each packed sequence. Other models are
+    not changed.
+    """
+    if not has_delta_layers(model.config):
+        return
+    for layer in delta_layers(model):
+        layer.forward = MethodType(as_forward(kernels(layer)), layer)
+
+
+def as_forward(chosen: Callable[[Tensor], DeltaKernels]) -> Callable[..., Tensor]:
+    """Return `packed_delta` as a forward method of a layer. `chosen` returns the kernels for the layer's input."""
+
+    def forward(layer: nn.Module, hidden_states: Tensor, *, cu_seq_lens_q: Tensor, **_: Any) -> Tensor:
+        return packed_delta(layer, hidden_states, cu_seq_lens_q, chosen(hidden_states))
+
+    return forward
+
+
+def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
+    """Return a function that chooses kernels by the layer's input.
+
+    They are those of flash-linear-attention in 16 bits on a GPU, if the package is installed, and plain torch
+    otherwise.
+    """
+    rule = inspect.unwrap(import_module(type(layer).__module__).torch_chunk_gated_delta_rule)
+    plain = uncompiled(partial(rule_by_chunks, rule), convolution_by_shifts)
+    if not torch.cuda.is_available() or find_spec("fla") is None:
+        return lambda hidden: plain
+    fused = uncompiled(
+        fused_rule(import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule),
+        fused_convolution(import_module("fla.modules.convolution").causal_conv1d),
+    )
+    return lambda hidden: fused if hidden.is_cuda and hidden.dtype != torch.float32 else plain
+
+
+def uncompiled(rule: Rule, convolution: Convolution) -> DeltaKernels:
+    """Return kernels that are excluded from torch.compile, because they depend on sequence boundaries or are already
+    compiled.
+    """
+    return DeltaKernels(
+        cast(Rule, torch.compiler.disable(rule)), cast(Convolution, torch.compiler.disable(convolution))
+    )
+
+
+def packed_delta(layer: Any, hidden: Tensor, offsets: Tensor, with_: DeltaKernels) -> Tensor:
+    """Compute transformers' `Qwen3_5GatedDeltaNet.forward` over packed sequences, without a cache.
+
+    Args:
+        layer: The gated-delta module.
+        hidden: [1, T, H].
+        offsets: int32 [N + 1], start of each sequence, and the end of the last one.
+        with_: The kernels to use.
+
+    Returns:
+        [1, T, H].
+    """
+    tokens = hidden.shape[1]
+    mixed = with_.convolution(layer.in_proj_qkv(hidden), layer.conv1d.weight.squeeze(1), layer.activation, offsets)
+    query, key, value = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
+    query, key = (part.reshape(1, tokens, -1, layer.head_k_dim) for part in (query, key))
+    copies = layer.num_v_heads // layer.num_k_heads
+    if copies > 1:
+        query, key = query.repeat_interleave(copies, dim=2), key.repeat_interleave(copies, dim=2)
+    value = value.reshape(1, tokens, -1, layer.head_v_dim)
+    # In fp32, because the exponential may overflow in 16-bit precision.
+    decay = -layer.A_log.float().exp() * nn.functional.softplus(layer.in_proj_a(hidden).float() + layer.dt_bias)
+    read = with_.rule(query, key, value, decay, layer.in_proj_b(hidden).sigmoid(), offsets)
+    gate = layer.in_proj_z(hidden).reshape(-1, layer.head_v_dim)
+    return layer.out_proj(layer.norm(read.reshape(-1, layer.head_v_dim), gate).reshape(1, tokens, -1))
+
+
+def rule_by_chunks(
+    rule: Callable[..., tuple[Tensor, Any]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    """Apply a rule without support for packing as a `Rule`. Each call processes all sequences with the same number of
+    chunks, as rows.
+
+    A row is padded only to whole chunks, as the rule would do itself. Padding follows a row's last token, so it does
+    not affect outputs.
+    """
+    lengths = offsets.diff()
+    chunks = (lengths + CHUNK - 1) // CHUNK
+    out = torch.zeros_like(value)
+    for count in torch.unique(chunks).tolist():
+        begins, own = offsets[:-1][chunks == count], lengths[chunks == count]
+        columns = torch.arange(count * CHUNK, device=offsets.device)
+        inside = columns < own[:, None]
+        where = (begins[:, None] + columns).clamp(max=query.shape[1] - 1)
+        q, k, v = (torch.where(inside[..., None, None], part[0][where], 0) for part in (query, key, value))
+        g, b = (torch.where(inside[..., None], part[0][where], 0) for part in (decay, beta))
+        read = rule(q, k, v, g=g, beta=b, use_qk_l2norm_in_kernel=True)[0]
+        out[0, where[inside]] = read[inside]
+    return out
+
+
+def convolution_by_shifts(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
+    """Compute a causal depthwise `Convolution`.
+
+    It is the fp32 weighted sum of a token's row and the W - 1 rows before it in its sequence, followed by the
+    activation.
+    """
+    tokens, width = row.shape[1], weight.shape[1]
+    _, columns = packed_positions(offsets, tokens)
+    values, weights = row.float(), weight.float()
+    out = values * weights[:, -1]
+    for back in range(1, width):
+        earlier = nn.functional.pad(values, (0, 0, back, 0))[:, :tokens]
+        out = out + torch.where((columns >= back)[:, None], earlier, 0) * weights[:, -1 - back]
+    return ACT2FN[activation](out.to(row.dtype))
+
+
+def fused_rule(kernel: Callable[..., tuple[Tensor, Any]]) -> Rule:
+    """Return flash-linear-attention's `chunk_gated_delta_rule` as a `Rule`."""
+
+    def rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, offsets: Tensor) -> Tensor:
+        return kernel(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets)[0]
+
+    return rule
+
+
+def fused_convolution(kernel: Callable[..., tuple[Tensor, Any]]) -> Convolution:
+    """Return flash-linear-attention's `causal_conv1d` as a `Convolution`."""
+
+    def convolve(row: Tensor, weight: Tensor, activation: str, offsets: Tensor) -> Tensor:
+        return kernel(row, weight, activation=activation, cu_seqlens=offsets)[0]
+
+    return convolve

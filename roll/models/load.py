@@ -35,7 +35,7 @@ from roll.config.derived.model_shape import LINEAR
 from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault
 from roll.models import attention
-from roll.models.gated_delta import delta_layers, has_delta_layers, pack_delta_layers
+from roll.models.attention import delta_layers, has_delta_layers, pack_delta_layers
 from roll.models.head import LogProbHead
 from roll.models.sequence_parallel import ATTENTION, BY_LENGTH, Attention, TokenShare, gather_values, over_ranks
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from roll.algorithms.load_balancing import load_balancing
+from roll.algorithms.losses import load_balancing
 
 RECORDED = "router_logits"
 """Key under which transformers declares the router class of a model family in `_can_record_outputs`."""

@@ -1,11 +1,28 @@
 """The models of distillation: a teacher that returns its last hidden states or its top k tokens, and a student compared
 with it.
+
+Divergence from a teacher over the whole vocabulary, computed from hidden states as `head.py` computes log-probs.
+
+The logits of student and teacher are computed for a fixed number of tokens at a time, compared, and freed. The backward
+pass recomputes them. A teacher's output is sent and stored as hidden states [S, H] or as its top k tokens, never as
+logits [S, V].
+
+The top-k output of a teacher, which it can send instead of hidden states: its k most probable tokens, and all other
+tokens combined.
+
+Both distributions are reduced to k + 1 categories: the top k tokens and the tail. By the data-processing inequality,
+the divergence of the reduced distributions is at most the full divergence. It grows with k, and equals the full
+divergence if k is the size of the vocabulary. KL(P || Q) loses the term P(tail) KL(P || Q given the tail), and KL(Q ||
+P) loses Q(tail) KL(Q || P given the tail). In contrast, renormalising over the top k tokens, or ignoring the tail,
+would not penalise the probability that the student assigns to the tail. Source: SDPO, arXiv 2601.20802, and TA-OPD,
+arXiv 2608.14728.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +31,159 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from roll.algorithms.divergence import Divergence
+from roll.config.plan.memory import head_tokens
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
-from roll.models.divergence import chunked_divergence, chunked_top_divergence, chunks
-from roll.models.head import LogProbHead, logits_of
+from roll.models.head import LogProbHead, add_product, logits_of
 from roll.models.load import DTYPES, PackedInputs, PackedModel, PackedPolicy, load_policy, unreadable
-from roll.models.teacher_top import TeacherTop
+
+EXACT = 1 << 24
+"""Largest n such that fp32 represents all integers from 0 to n exactly. Token ids are sent as fp32."""
+
+
+@dataclass(frozen=True)
+class TeacherTop:
+    """Selects and encodes the log-probs that a teacher sends."""
+
+    count: int
+    """k, at most `rows`."""
+    rows: int
+    """Number of rows that both output matrices have. The distributions are over these tokens."""
+    temperature: float
+    """Divisor of the logits."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.count <= self.rows <= EXACT, f"top {self.count} of {self.rows}"
+
+    @property
+    def width(self) -> int:
+        """Return the number of fp32 values per token."""
+        return 2 * self.count + (self.count < self.rows)
+
+    def encode(self, logits: Tensor) -> Tensor:
+        """Encode logits [K, rows] as fp32 [K, width].
+
+        A row has the descending log-probs of the top k tokens, the log-prob of all other tokens together (if any), and
+        the top k token ids.
+        """
+        log_probs = (logits / self.temperature).log_softmax(-1)
+        token_ids = log_probs.topk(self.count).indices
+        return torch.cat([in_buckets(log_probs, token_ids).float(), token_ids.float()], -1)
+
+    def decode(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probs [K, k + 1], or [K, k] if k equals `rows`, and token ids int64 [K, k]."""
+        return encoded[:, : -self.count], encoded[:, -self.count :].long()
+
+
+def in_buckets(log_probs: Tensor, token_ids: Tensor) -> Tensor:
+    """Reduce log-probs [K, V] to log-probs [K, k + 1] of the given tokens [K, k] and of all other tokens together.
+
+    If there are no other tokens, the result is [K, k]. The probabilities of the other tokens are summed, because 1
+    minus the rest would be inaccurate for a small tail.
+    """
+    chosen = log_probs.gather(-1, token_ids)
+    if token_ids.shape[-1] == log_probs.shape[-1]:
+        return chosen
+    others = log_probs.scatter(-1, token_ids, float("-inf")).logsumexp(-1, keepdim=True)
+    return torch.cat([chosen, others], -1)
+
+
+Compare = Callable[[Tensor, Tensor], Tensor]
+"""Function from the student's fp32 logits [K, R] and the teacher's output for the same tokens [K, ...] to divergences
+[K], in nats.
+"""
+TENSORS = 8
+"""Number of logit-sized tensors that a comparison keeps in memory. Log-probs need two."""
+
+
+def chunked_divergence(
+    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, measure: Divergence
+) -> Tensor:
+    """Return the divergences [S], in nats, between hidden @ weight.T and the teacher's logits. Differentiable in hidden
+    and weight.
+
+    If one output matrix has more rows, because it is padded to a round number, both distributions are restricted to the
+    rows that both matrices have.
+
+    Args:
+        hidden: [S, H].
+        weight: [V, H].
+        teacher_hidden: [S, H'].
+        teacher_weight: [V', H'].
+    """
+    rows = min(len(weight), len(teacher_weight))
+
+    def compare(student: Tensor, states: Tensor) -> Tensor:
+        return measure(student, logits_of(states, teacher_weight[:rows]))
+
+    return _ChunkedDivergence.apply(hidden, weight, teacher_hidden, compare, rows)
+
+
+def chunked_top_divergence(
+    hidden: Tensor, weight: Tensor, encoded: Tensor, top: TeacherTop, measure: Divergence
+) -> Tensor:
+    """Return the divergences [S], in nats, over k + 1 categories: the teacher's top k tokens, and all other tokens
+    together.
+
+    Differentiable in hidden and weight.
+
+    Args:
+        hidden: [S, H].
+        weight: [V, H].
+        encoded: fp32 [S, top.width], see `TeacherTop.encode`.
+    """
+
+    def compare(student: Tensor, part: Tensor) -> Tensor:
+        p, token_ids = top.decode(part)
+        return measure.between(in_buckets((student / top.temperature).log_softmax(-1), token_ids), p)
+
+    return _ChunkedDivergence.apply(hidden, weight, encoded, compare, top.rows)
+
+
+class _ChunkedDivergence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, teacher: Tensor, compare: Compare, rows: int) -> Tensor:
+        out = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        for part in chunks(len(hidden), len(weight)):
+            out[part] = compare(logits_of(hidden[part], weight[:rows]), teacher[part])
+        # Keep a reference to the weight instead of saving it, because ZeRO-3 gathers its storage again for the backward
+        # pass.
+        ctx.weight, ctx.compare, ctx.rows = weight, compare, rows
+        ctx.save_for_backward(hidden, teacher)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        hidden, teacher = ctx.saved_tensors
+        weight: Tensor = ctx.weight
+        rows: int = ctx.rows
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = (
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if ctx.needs_input_grad[1] else None
+        )
+        for part in chunks(len(hidden), len(weight)):
+            student = logits_of(hidden[part], weight[:rows])
+            with torch.enable_grad():
+                student.requires_grad_()
+                (slope,) = torch.autograd.grad(ctx.compare(student, teacher[part]), student, grad[part])
+            slope = slope.to(weight.dtype)
+            torch.mm(slope, weight[:rows], out=grad_hidden[part])
+            if grad_weight is not None:
+                add_product(grad_weight[:rows], slope.t(), hidden[part])
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+
+
+def chunks(tokens: int, vocabulary: int) -> list[slice]:
+    """Split the tokens into slices. The logits of one slice are computed and compared at a time."""
+    size = max(16, head_tokens(vocabulary) * 2 // TENSORS)
+    return [slice(start, start + size) for start in range(0, tokens, size)]
+
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 

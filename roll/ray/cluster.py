@@ -30,8 +30,8 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
 
 from roll.errors import ConfigError, Fault, RollError
-from roll.ray.guarded import guarded
 from roll.ray.placement import gpu_counts
+from roll.system.event_loop import guarded
 from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
 from roll.system.orphans import is_alive
 from roll.system.own_folder import own_folder, ownerless

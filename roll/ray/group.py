@@ -27,10 +27,9 @@ from roll.errors import (
 )
 from roll.ray.batching import Answers, BatchedCaller, Failure
 from roll.ray.calls import Ranks
-from roll.ray.engine_log import LONGEST_CAUSE
 from roll.ray.liveness import Paced, WorkerProcess, is_own
 from roll.ray.placement import WorkerPlacement, address_of
-from roll.ray.process import AsyncProcess, Process
+from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process
 from roll.ray.role_signs import RankState, work_of
 from roll.system.leftovers import Leftovers
 

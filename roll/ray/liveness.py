@@ -22,9 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import WorkerDied
 from roll.ray.calls import Ranks
-from roll.ray.guarded import guarded
-from roll.system.process_states import Problem, ProcessFinding, end_family, find_stopped
+from roll.system.event_loop import guarded
 from roll.system.signs import ProcessActivity, process_activity
+from roll.system.tree import Problem, ProcessFinding, end_family, find_stopped
 
 S = TypeVar("S", covariant=True)
 LOG = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roll.algorithms.methods.base import declared
+from roll.algorithms.methods import declared
 from roll.config.derived.domains import is_async, only_side_by_side
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
@@ -61,7 +61,7 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
 
 @dataclass(frozen=True)
 class RewardTraits:
-    """Traits of a reward function, set by `declares` of `roll.algorithms.methods.base`."""
+    """Traits of a reward function, set by `declares` of `roll.algorithms.methods`."""
 
     needs_service: bool = False
     """Whether the function calls a model or a server. If so, the check before the run skips it: the service may not be

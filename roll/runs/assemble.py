@@ -33,24 +33,23 @@ from roll.config.schema.secrets import redacted
 from roll.engines.actor_infer import ActorInfer
 from roll.errors import ConfigError, Fault, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.cluster import cluster
-from roll.ray.guarded import guarded
 from roll.ray.liveness import RayNodes
 from roll.ray.role_signs import RoleActivity
-from roll.runs import resume_fingerprint
+from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import CONFIG_FILE, Checkpointer
 from roll.runs.ending import RunEnding
 from roll.runs.interrupt import Interrupt
-from roll.runs.offline import distill as wire_distill
-from roll.runs.offline import dpo as wire_dpo
-from roll.runs.offline import reward_model as wire_reward_model
-from roll.runs.offline import sft as wire_sft
+from roll.runs.offline import wiring as wire_distill
+from roll.runs.offline import wiring as wire_dpo
+from roll.runs.offline import wiring as wire_reward_model
+from roll.runs.offline import wiring as wire_sft
 from roll.runs.offline.wiring import steps_of
 from roll.runs.rlvr import wiring as wire_rlvr
 from roll.runs.roles import Roles, is_trainer_side
 from roll.runs.run_context import Loop, PreparedRun, RunContext
-from roll.system.event_loop import run_in_loop
+from roll.system.event_loop import guarded, run_in_loop
 from roll.system.restart_budget import RestartBudget
 from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts, Tracker

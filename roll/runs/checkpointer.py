@@ -14,10 +14,9 @@ import yaml
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.runs.changed_keys import Change, changes, recorded
-from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState
 from roll.runs.checkpoint.store import CheckpointStore
-from roll.runs.epochs import Epochs
-from roll.runs.position import Position
+from roll.runs.position import Epochs, Position
 
 LOG = logging.getLogger(__name__)
 EXPORT = "export"

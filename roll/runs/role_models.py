@@ -1,5 +1,9 @@
 """Properties of a role's model, known before it is loaded: its location, vocabulary and shape, and the FLOPs of
 training.
+
+Checks that two models have the same vocabulary.
+
+Sampling parameters of a role.
 """
 
 from __future__ import annotations
@@ -12,16 +16,66 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.backend_settings import ModelLoader
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
-from roll.config.schema.model import ModelConfig
+from roll.config.schema.model import GeneratingConfig, ModelConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.roles import ExperimentConfig, RoleConfig
+from roll.data.ends import NO_END, EndOfTurn
 from roll.data.tables import EMBEDDING_REMEDY
 from roll.errors import DataError, Fault
 from roll.models.flops import TrainingFlops
 from roll.models.load import load_tokenizer
-from roll.models.score import load_scores
-from roll.models.vocabulary import check_same_vocabulary
+from roll.models.value import load_scores
+from roll.types import Sampling
+
+
+def sampling_of(
+    generating: GeneratingConfig, longest: int, samples: int, log_probs: bool, end: EndOfTurn = NO_END
+) -> Sampling:
+    """Return the sampling parameters of a role.
+
+    Args:
+        longest: largest number of new tokens, if `generating` does not set it.
+        samples: number of responses, if `generating` does not set it.
+        log_probs: whether to return log-probs.
+        end: what ends a turn in the template of the prompts. With `ignore_eos` nothing does.
+    """
+    end = NO_END if generating.ignore_eos else end
+    return Sampling(
+        max_new_tokens=generating.max_new_tokens or longest,
+        samples=generating.num_return_sequences or samples,
+        temperature=generating.temperature,
+        top_p=generating.top_p,
+        top_k=generating.top_k if generating.top_k > 0 else -1,
+        repetition_penalty=generating.repetition_penalty,
+        stop=generating.stop_strings,
+        end_texts=end.texts,
+        stop_token_ids=end.token_ids,
+        ignore_eos=generating.ignore_eos,
+        log_probs=log_probs,
+    )
+
+
+def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, place: str) -> None:
+    """Check that both models map the same tokens to the same ids, because distributions cannot be compared otherwise.
+
+    Args:
+        place: Key of the other model, for the error message.
+
+    Raises:
+        DataError: the vocabularies differ.
+    """
+    learner, compared = ours.get_vocab(), other.get_vocab()
+    if learner == compared:
+        return
+    different = sum(compared.get(token) != number for token, number in learner.items()) + len(
+        compared.keys() - learner.keys()
+    )
+    problem = (
+        f"its vocabulary ({len(compared)} tokens) differs in {different} tokens from that of the trained model "
+        f"({len(learner)})"
+    )
+    raise DataError([Fault(place, problem, "use a model of the same family, with the same tokenizer")])
 
 
 def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:

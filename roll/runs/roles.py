@@ -53,8 +53,7 @@ from roll.rewards.judges.reward_models import ApiJudge, ApiSettings, JudgeEngine
 from roll.rewards.reward_workers import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.runs.role_models import model_path, model_shape, training_flops
 from roll.system.own_folder import remove_ownerless
-from roll.training.actor_train import ActorTrain, TrainShape
-from roll.training.critic import Critic
+from roll.training.actor_train import ActorTrain, Critic, TrainShape
 from roll.training.scoring import Reference, Teacher
 
 S = TypeVar("S")

@@ -1,12 +1,33 @@
-"""Runs a coroutine to completion, even if the calling thread is inside an event loop, as in a notebook."""
+"""Runs a coroutine to completion, even if the calling thread is inside an event loop, as in a notebook.
+
+Cancels work when a concurrent check fails.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Generic, TypeVar
+
+
+@asynccontextmanager
+async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """A context in which `watch` runs concurrently. If `watch` raises an error, the block is cancelled and that error
+    is raised.
+    """
+    failure = None
+    try:
+        async with asyncio.TaskGroup() as both:
+            watching = both.create_task(watch)
+            yield
+            watching.cancel()
+    except BaseExceptionGroup as failures:
+        failure = failures.exceptions[0]
+    if failure is not None:  # raised here, so that its traceback does not show the task group's error
+        raise failure
+
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.1

@@ -1,17 +1,70 @@
 """Private folders of a process, which the process locks while it runs. Later processes remove the folders of dead
 processes.
+
+File locks. The kernel releases a lock when the process that holds it ends for any reason.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from roll.system.locks import holding_lock, try_lock
+from filelock import FileLock, Timeout, lock_descriptor
+
+LOG = logging.getLogger(__name__)
+
+WITHOUT_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+"""Errors of a file system without locks."""
+
+
+class LockHeld(Exception):
+    """Another process holds the lock."""
+
+
+@contextmanager
+def holding_lock(path: Path, seconds: float = 0.0) -> Iterator[None]:
+    """A context that holds the lock of `path`. The file is created if it does not exist, and is not removed.
+
+    On a file system without locks, log a warning and hold nothing.
+
+    Raises:
+        LockHeld: another process still held it after `seconds`.
+    """
+    lock = FileLock(path, timeout=seconds, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise LockHeld(str(path)) from None
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        LOG.warning(
+            "%s: this file system has no locks, so two processes that use it at the same time go unnoticed", path
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def try_lock(file: BinaryIO) -> bool:
+    """Lock an open file until it is closed. Return False if another process holds the lock, or if the file system has
+    no locks.
+    """
+    try:
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        return False
+
 
 PREFIX = "roll-"
 LOCK = ".lock"

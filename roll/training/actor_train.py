@@ -1,4 +1,7 @@
-"""Facades of the trained roles, including the policy."""
+"""Facades of the trained roles, including the policy.
+
+Facade of the value function.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket, cut_off
 from roll.weight_sync.routes import Rendezvous, SyncRoutes, Transport
-from roll.weight_sync.sender import BucketSender
+from roll.weight_sync.transfer import BucketSender
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -271,3 +274,22 @@ def merge(results: Sequence[TrainStepResult]) -> Metrics:
         if count := sum(result.counts.get(name, 0.0) for result in results):
             metrics[name] = sum(result.counted_sums.get(name, 0.0) for result in results) / count
     return metrics
+
+
+class Critic(Learner):
+    """Facade of the `critic` group."""
+
+    async def values(self, sequences: Sequences) -> Floats:
+        """Return the critic's current values [T] before each response token, 0 for other tokens."""
+        split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
+        results = await self._group.paced.within(self._train_seconds).each_replica(
+            TrainStrategy.values, [(part,) for part in parts]
+        )
+        return gather_tokens(sequences, split, results)
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        """See `Learner`. Fields that only the policy needs are not sent."""
+        own = replace(
+            batch, behaviour_log_probs=None, ref_log_probs=None, proximal_log_probs=None, sequence_weights=None
+        )
+        return await super().train_step(own, loss, policy_version)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from roll.algorithms.methods.kinds import KINDS
+from roll.algorithms.methods import KINDS
 from roll.config.load import user_code
 from roll.config.load.user_code import InspectedPart, UserPart, ask
 from roll.pipeline import main
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll.algorithms.advantages import Scores, to_tokens
-from roll.algorithms.methods.base import declares
-from roll.algorithms.methods.estimators import EstimatorTraits
-from roll.algorithms.methods.policy_losses import PolicyLossTraits
+from roll.algorithms.methods import declares
+from roll.algorithms.methods import EstimatorTraits
+from roll.algorithms.methods import PolicyLossTraits
 from roll.algorithms.objectives import Objective, Surrogate
 from roll.types import RewardResult
 

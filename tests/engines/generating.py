@@ -20,7 +20,7 @@ from roll.engines.hf.strategy import HfGenerate
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.models.export import adapter_config
 from roll.models.load import PackedPolicy, add_lora, load_causal_model
-from roll.models.packed_inputs import packed_inputs
+from roll.models.packed_score import packed_inputs
 from roll.models.weights import WeightView
 from roll.types import Bools, Completion, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket

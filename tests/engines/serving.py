@@ -81,7 +81,7 @@ def _serve(pipe: Connection, role: str, number: int, world_size: int, port: int)
     import torch
 
     from roll.backend import Rank
-    from roll.weight_sync.sender import BucketSender
+    from roll.weight_sync.transfer import BucketSender
 
     torch.set_num_threads(1)
     rank, strategy, sender = Rank(role, number, world_size, "127.0.0.1", port, "cpu", limits.START), None, None

@@ -21,9 +21,9 @@ from roll.backend import Rank
 from roll.system.signs import MARK
 from roll.training.deepspeed import score as deepspeed_infer
 from roll.training.deepspeed import strategy as deepspeed_train
-from roll.training.deepspeed.compile import compiling_in_turn
 from roll.training.deepspeed.extension_locks import LOCK, OWNER
 from roll.training.deepspeed.score import DeepSpeedScore
+from roll.training.deepspeed.setup import compiling_in_turn
 from roll.training.deepspeed.strategy import DeepSpeedTrain
 from tests import limits
 

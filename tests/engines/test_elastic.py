@@ -20,8 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from roll.export.__main__ import main
-from roll.runs.checkpoint.manifest import seal
-from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState, seal
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.training.actor_train import merge
 from roll.types import TrainBatch

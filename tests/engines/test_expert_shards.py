@@ -20,7 +20,7 @@ from roll.algorithms.losses import NegativeLogLikelihood
 from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.data import packing
 from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_inputs import packed_inputs, spread_to_tokens
+from roll.models.packed_score import packed_inputs, spread_to_tokens
 from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Floats, TrainBatch
 from tests.engines.ranks import run_ranks

@@ -22,13 +22,13 @@ from roll.data.examples import Example, ExampleSequence, ExampleSet
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.load import PackedPolicy, load_policy
-from roll.models.score import load_scores
 from roll.models.student import PackedTeacher, student_loader
+from roll.models.value import load_scores
 from roll.ray.group import WorkerGroup
-from roll.runs.offline import distill as wire_distill
-from roll.runs.offline import dpo as wire_dpo
-from roll.runs.offline import reward_model as wire_reward_model
-from roll.runs.offline import sft as wire_sft
+from roll.runs.offline import wiring as wire_distill
+from roll.runs.offline import wiring as wire_dpo
+from roll.runs.offline import wiring as wire_reward_model
+from roll.runs.offline import wiring as wire_sft
 from roll.runs.offline.batches import Batches, MakeBatch, Models
 from roll.training.actor_train import ActorTrain, TrainShape, merge
 from roll.training.deepspeed.settings import TrainSettings

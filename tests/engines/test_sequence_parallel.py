@@ -15,23 +15,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.algorithms.losses import Loss
+from roll.algorithms.losses import Loss, ValueLoss
 from roll.algorithms.objectives import Gspo, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.algorithms.ranking import BradleyTerry
-from roll.algorithms.value_loss import ValueLoss
+from roll.algorithms.preference import BradleyTerry
 from roll.backend import TrainStrategy
 from roll.backend_settings import ModelLoader
 from roll.data import packing
 from roll.models.load import load_policy
-from roll.models.score import load_scores
-from roll.models.value import load_values
+from roll.models.value import load_scores, load_values
 from roll.ray.group import WorkerGroup
-from roll.training.actor_train import ActorTrain, TrainShape
-from roll.training.critic import Critic
+from roll.training.actor_train import ActorTrain, Critic, TrainShape
 from roll.types import Floats, Metrics, TrainBatch
 from roll.weight_sync.bucket import plan_buckets, read_bucket
-from roll.weight_sync.sender import BucketSender
+from roll.weight_sync.transfer import BucketSender
 from tests import limits
 from tests.engines.serving import ServedRanks, served_ranks
 from tests.engines.training import SEED, TEMPERATURE, VERSION, Case, settings

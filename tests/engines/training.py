@@ -25,7 +25,7 @@ from roll.training.deepspeed.settings import DeepSpeedConfig, ShardedScoreSettin
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket
 from roll.weight_sync.device import SLOTS
-from roll.weight_sync.sender import BucketSender
+from roll.weight_sync.transfer import BucketSender
 
 LOSS = PolicyLoss(kl_coef=0.1, entropy_coef=0.01)
 TEMPERATURE = 0.8

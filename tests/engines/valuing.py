@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
-from roll.algorithms.value_loss import ValueLoss
+from roll.algorithms.losses import ValueLoss
 from roll.backend import Rank, TrainStepResult
 from roll.models.load import add_lora
 from roll.models.value import load_values

@@ -26,7 +26,7 @@ from roll.ray.cluster import LONGEST_SOCKET, check_gpus, cluster, temporary
 from roll.ray.group import WorkerGroup
 from roll.ray.liveness import Liveness, RayNodes
 from roll.ray.placement import worker_placements
-from roll.system.process_states import Problem, ProcessFinding
+from roll.system.tree import Problem, ProcessFinding
 from tests import limits
 
 pytestmark = pytest.mark.engines

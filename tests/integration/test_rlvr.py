@@ -329,8 +329,8 @@ ESTIMATOR = '''
 import numpy as np
 
 from roll.algorithms.advantages import Normalisation, Scores, to_tokens
-from roll.algorithms.methods.base import declares
-from roll.algorithms.methods.estimators import EstimatorTraits
+from roll.algorithms.methods import declares
+from roll.algorithms.methods import EstimatorTraits
 
 
 @declares(EstimatorTraits(compares_groups=False))
@@ -343,8 +343,8 @@ from dataclasses import dataclass
 
 import torch
 
-from roll.algorithms.methods.base import declares
-from roll.algorithms.methods.policy_losses import PolicyLossTraits
+from roll.algorithms.methods import declares
+from roll.algorithms.methods import PolicyLossTraits
 from roll.algorithms.objectives import Objective, PolicyTokens, Surrogate
 
 

@@ -29,8 +29,7 @@ from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, Reque
 from roll.data.chat import TemplateFault
 from roll.data.renderers.base import ChatRenderer, Parsed
 from roll.rollout.group import turn_seed
-from roll.rollout.record import given, sampled_segment
-from roll.rollout.transcript import without_verdict
+from roll.rollout.record import given, sampled_segment, without_verdict
 from roll.types import (
     Completion,
     Episode,

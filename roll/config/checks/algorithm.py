@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from roll.algorithms.methods.adaptive_kl import LARGEST_ERROR
-from roll.algorithms.methods.base import readers
-from roll.algorithms.methods.corrections import CORRECTIONS
-from roll.algorithms.methods.estimators import CLIP_NORMALISED, ESTIMATORS, NORM_KEYS, EstimatorTraits
-from roll.algorithms.methods.kinds import KINDS
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES
+from roll.algorithms.methods import (
+    CLIP_NORMALISED,
+    CORRECTIONS,
+    ESTIMATORS,
+    KINDS,
+    LARGEST_ERROR,
+    NORM_KEYS,
+    POLICY_LOSSES,
+    EstimatorTraits,
+    readers,
+)
 from roll.config.derived.batch import plan_batch
 from roll.config.derived.domains import named_rewards
 from roll.config.derived.methods import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from roll.algorithms.methods.base import readers
-from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
+from roll.algorithms.methods import PREFERENCE_LOSSES, readers
 from roll.config.derived.batch import has_pairs, row_learner, sequences_per_update
 from roll.config.derived.fixed_roles import TEACHERS, teacher_roles
 from roll.config.derived.methods import added_losses, compares

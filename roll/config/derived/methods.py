@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from roll.algorithms.methods.base import Method
-from roll.algorithms.methods.corrections import CorrectionTraits
-from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
+from roll.algorithms.methods import PREFERENCE_LOSSES, CorrectionTraits, Method, PreferenceTraits
 from roll.config.derived.batch import plan_batch
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.offline import DpoConfig

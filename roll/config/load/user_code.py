@@ -26,8 +26,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
-from roll.algorithms.methods.base import Method, declared, is_path
-from roll.algorithms.methods.kinds import KINDS, MethodKey
+from roll.algorithms.methods import KINDS, Method, MethodKey, declared, is_path
 from roll.config.derived.domains import is_async, only_side_by_side
 from roll.config.schema.base import StrictConfig, variable_text
 from roll.config.schema.faults import printable, schema_faults

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from roll.algorithms.methods.estimators import CLIP_NORMALISED, NORM_KEYS
+from roll.algorithms.methods import CLIP_NORMALISED, NORM_KEYS
 from roll.config.derived.devices import parse_devices
 from roll.config.roll_v2.translate import TRAINED, Translation
 from roll.config.schema.faults import printable

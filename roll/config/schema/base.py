@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from roll.algorithms.methods.base import Method, is_path
-from roll.algorithms.methods.kinds import MethodKey
+from roll.algorithms.methods import Method, MethodKey, is_path
 
 NO_METHOD = "no_method"
 """Type of pydantic's error for an unknown name."""

@@ -6,9 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from roll.algorithms.methods.base import Method
-from roll.algorithms.methods.kinds import KINDS
-from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
+from roll.algorithms.methods import KINDS, PREFERENCE_LOSSES, Method, PreferenceTraits
 from roll.config.schema.base import (
     Fraction,
     Named,

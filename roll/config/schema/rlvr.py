@@ -6,11 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from roll.algorithms.methods.base import Method
-from roll.algorithms.methods.corrections import NO_CORRECTION, CorrectionTraits
-from roll.algorithms.methods.estimators import ESTIMATORS, EstimatorTraits
-from roll.algorithms.methods.kinds import KINDS
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES, PolicyLossTraits
+from roll.algorithms.methods import (
+    ESTIMATORS,
+    KINDS,
+    NO_CORRECTION,
+    POLICY_LOSSES,
+    CorrectionTraits,
+    EstimatorTraits,
+    Method,
+    PolicyLossTraits,
+)
 from roll.config.schema.base import (
     Fraction,
     Name,

@@ -1,4 +1,7 @@
-"""Renders messages and tools to text with a chat template: the tokenizer's own, or one of roll's."""
+"""Renders messages and tools to text with a chat template: the tokenizer's own, or one of roll's.
+
+Messages for probing a chat template. Their words occur in no template.
+"""
 
 from __future__ import annotations
 
@@ -118,3 +121,40 @@ def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
         return {**{key: value for key, value in message.items() if key not in REASONING}, **read_message(message)}
     except MessageFault as fault:
         raise TemplateFault(f"a message {fault}") from fault
+
+
+SYSTEM: Mapping[str, Any] = {"role": "system", "content": "Be brief."}
+TOOL = "wallaby"
+CALL: Mapping[str, Any] = {"name": TOOL, "arguments": {"leaf": "eucalyptus", "number": 3}}
+TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": TOOL,
+            "description": "Feed it.",
+            "parameters": {
+                "type": "object",
+                "properties": {"leaf": {"type": "string"}, "number": {"type": "integer"}},
+                "required": ["leaf"],
+            },
+        },
+    }
+]
+
+
+def calling(calls: Sequence[Mapping[str, Any]], answers: Messages = ()) -> dict[str, Any]:
+    """Return an assistant's message with the given tool calls, with the ids and names in `answers`, if they have
+    any.
+    """
+    named = [
+        {
+            "id": (answers[number].get("tool_call_id") if number < len(answers) else None) or f"call{number:05d}",
+            "type": "function",
+            "function": {
+                **call,
+                "name": (answers[number].get("name") if number < len(answers) else None) or call["name"],
+            },
+        }
+        for number, call in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": named}

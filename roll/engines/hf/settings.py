@@ -67,7 +67,7 @@ class HfRewardSettings:
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""
         choose_algorithms(self.deterministic)
-        from roll.engines.hf.reward import HfReward
+        from roll.engines.hf.strategy import HfReward
 
         return HfReward(self, rank)
 

@@ -25,8 +25,8 @@ from roll.system.signs import announce
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.reader import BucketReader
 from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.weight_sync.transfer import BucketReader
 
 STAGES = {
     "Starting to load model": "loading the model",

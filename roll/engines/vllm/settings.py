@@ -115,7 +115,7 @@ class VllmRewardSettings:
 
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""
-        from roll.engines.vllm.reward import VllmReward
+        from roll.engines.vllm.strategy import VllmReward
 
         return VllmReward(self, rank)
 

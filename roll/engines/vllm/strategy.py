@@ -10,6 +10,11 @@ vLLM passes these statistics to its stat loggers after each engine step, on the 
 returns outputs. The logger here must therefore be cheap: it only adds a few numbers, and stores nothing per request or
 token. It replaces vLLM's default logger, the Prometheus logger, which updates a histogram for each token.
 docs/ARCHITECTURE.md, section 5, lists every name of vLLM used here.
+
+Arguments shared by all vLLM engines.
+
+Runs a reward model in vLLM: a sequence classifier behind `AsyncLLM.encode`. ARCHITECTURE.md, section 5, lists the
+names of vLLM used.
 """
 
 from __future__ import annotations
@@ -18,10 +23,10 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
-from vllm import AsyncEngineArgs, SamplingParams
+from vllm import AsyncEngineArgs, PoolingParams, SamplingParams
 from vllm.config import VllmConfig, WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.envs import enable_envs_cache
@@ -36,17 +41,59 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 
 from roll.backend import EngineActivity, Rank
 from roll.engines.request_gate import RequestGate
-from roll.engines.vllm.arguments import engine_arguments, use_fp32_attention
 from roll.engines.vllm.plugin import BACKEND, bucket_as_plain, route_as_plain
-from roll.engines.vllm.settings import VllmSettings
+from roll.engines.vllm.settings import VllmRewardSettings, VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.models.thinking import ResponseTexts
+from roll.models.value import check_reward_model
 from roll.system.signs import announce
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Transport
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -> dict[str, Any]:
+    """Return the arguments of `AsyncEngineArgs`, without the user's `engine_args`."""
+    block = settings.engine
+    arguments: dict[str, Any] = {
+        "model": settings.model_path,
+        "dtype": DTYPES[settings.model_args.dtype],
+        "trust_remote_code": settings.model_args.trust_remote_code,
+        "seed": settings.seed,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": block.max_num_seqs,
+        "max_num_batched_tokens": block.max_num_batched_tokens,
+        "enforce_eager": block.enforce_eager,
+        "enable_prefix_caching": block.enable_prefix_caching,
+        "load_format": block.load_format,
+        "tensor_parallel_size": block.tensor_parallel_size,
+        "disable_custom_all_reduce": block.disable_custom_all_reduce,
+        "disable_log_stats": True,
+    }
+    if block.block_size is not None:
+        arguments["block_size"] = block.block_size
+    if device == "cpu":
+        arguments["kv_cache_memory_bytes"] = int(block.kv_cache_gib * 2**30)
+        # vLLM 0.32 rewinds the generator of a seeded sample if its prompt spans two engine steps, which crashes the
+        # engine on the CPU.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(block.max_num_batched_tokens, settings.max_model_len)
+    else:
+        arguments["gpu_memory_utilization"] = block.gpu_memory_utilization
+        arguments["enable_sleep_mode"] = settings.takes_turns
+    return arguments
+
+
+def use_fp32_attention(settings: VllmSettings | VllmRewardSettings) -> None:
+    """With fp32 models, stop Triton's attention kernels from rounding operands to tf32. Must be called before an engine
+    starts.
+    """
+    if settings.model_args.dtype == "fp32":
+        os.environ["TRITON_F32_DEFAULT"] = "ieee"
 
 
 class StepCounts:
@@ -382,3 +429,58 @@ async def _finished(step: Awaitable[object]) -> None:
         await step
     except Exception as error:
         raise WeightSyncError(f"vLLM failed to load the weights: {error}") from error
+
+
+class VllmReward:
+    """Implements `RewardStrategy`."""
+
+    def __init__(self, settings: VllmRewardSettings, rank: Rank) -> None:
+        self._settings, self._rank = settings, rank
+        self._request_numbers = itertools.count()
+        self._may_score = RequestGate()
+        self._is_asleep = False
+
+    async def start(self) -> None:
+        """See `RewardStrategy`."""
+        settings = self._settings
+        check_reward_model(settings.model_path, settings.model_args)
+        arguments = engine_arguments(settings, self._rank.device)
+        arguments |= {"runner": "pooling", "convert": "classify"} | settings.engine.engine_args
+        use_fp32_attention(settings)
+        announce("starting the engine's process")
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+    async def scores(self, sequences: Sequence[Ints]) -> list[float]:
+        """See `RewardStrategy`."""
+        return list(await asyncio.gather(*map(self._score, sequences)))
+
+    async def _score(self, token_ids: Ints) -> float:
+        await self._may_score.wait()
+        with self._may_score:
+            prompt = TokensPrompt(prompt_token_ids=token_ids.tolist())
+            # Return the raw score. By default, vLLM would convert it to a probability.
+            params = PoolingParams(task="classify", use_activation=False)
+            request_id = f"{os.getpid()}-{next(self._request_numbers)}"
+            async for output in self._engine.encode(prompt, params, request_id):
+                if output.finished:
+                    return float(output.outputs.data.float().item())
+        raise RuntimeError("the engine aborted the request")
+
+    async def offload(self) -> None:
+        """See `RewardStrategy`. Moves the weights to host memory."""
+        self._may_score.clear()
+        if not self._is_asleep:
+            await self._engine.sleep(level=1)
+            self._is_asleep = True
+
+    async def onload(self) -> None:
+        """See `RewardStrategy`."""
+        if self._is_asleep:
+            await self._engine.wake_up()
+            self._is_asleep = False
+        self._may_score.set()
+
+    async def close(self) -> None:
+        """See `RewardStrategy`."""
+        self._engine.shutdown()
+        del self._engine

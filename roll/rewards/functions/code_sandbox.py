@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.config.derived.domains import SANDBOX_WALL_SECONDS
 from roll.rewards.answers import final_text
 from roll.rewards.base import REWARDS, RewardTraits

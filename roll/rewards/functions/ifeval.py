@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.rewards.answers import after_thinking
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.functions import instructions

@@ -13,7 +13,7 @@ from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, LatexNormalizationConfig, parse, verify
 
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.rewards.answers import final_text, ground_truth, last_boxed
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.notation import WRAPPED, in_text, range_of, standard

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.functions.math_rule import check_reference, math_rule
 from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.rewards.answers import final_text, ground_truth, last_boxed
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.rewards.choices import letter_of, stated_letter

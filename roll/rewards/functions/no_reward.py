@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.types import Prompt, RewardResult
 

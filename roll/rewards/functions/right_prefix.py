@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from os.path import commonprefix
 from typing import Any
 
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.rewards.answers import ground_truth
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.types import Prompt, RewardResult, TurnReward

@@ -23,7 +23,7 @@ from typing import Literal
 
 from roll.errors import CheckpointError, ConfigError, Fault
 from roll.runs.checkpoint.manifest import MANIFEST, Manifest, check_sizes, seal, sync_folder, verify_checkpoint
-from roll.system.locks import LockHeld, holding_lock
+from roll.system.own_folder import LockHeld, holding_lock
 
 LOG = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from typing import Protocol
 from roll.data.sampler import ExampleSampler
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.device_phases import DevicePhases
-from roll.runs.epochs import Epochs
 from roll.runs.interrupt import Interrupt
 from roll.runs.meter import Meter
 from roll.runs.offline.batches import Batches
-from roll.runs.position import Position
+from roll.runs.position import Epochs, Position
 from roll.tracking.base import Tracker
 from roll.training.actor_train import ActorTrain
 from roll.types import Metrics

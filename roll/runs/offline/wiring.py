@@ -1,39 +1,62 @@
-"""Wires the offline pipelines: their shared loop, and the parts that each pipeline adds."""
+"""Wires the offline pipelines: their shared loop, and the parts that each pipeline adds.
+
+Wires SFT into the offline loop.
+
+Wires preference optimisation into the offline loop.
+
+Wires the training of reward models into the offline loop.
+
+Wires distillation into the offline loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
+from roll.algorithms.divergence import Distillation
+from roll.algorithms.losses import Loss, NegativeLogLikelihood
+from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, BradleyTerry, Kto, Mixture, PreferenceLoss
 from roll.backend import TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.derived.batch import row_learner
+from roll.config.derived.methods import added_losses
 from roll.config.derived.placement import model_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
-from roll.config.schema.offline import OfflineConfig
+from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.data.ends import NO_END, EndOfTurn, ends_of
-from roll.data.examples import WORDLESS, ExampleSet, Kind, LengthLimits, RowRange, prepare_examples
-from roll.data.remarks import warn_of_rows
+from roll.data.examples import (
+    WORDLESS,
+    Example,
+    ExampleSequence,
+    ExampleSet,
+    Kind,
+    LengthLimits,
+    RowRange,
+    prepare_examples,
+)
+from roll.data.prompts import warn_of_rows
 from roll.data.sampler import ExampleSampler
 from roll.models.load import check_readable, load_policy, load_tokenizer
+from roll.models.value import load_scores, pad_token, scored_token
 from roll.runs.device_phases import DevicePhases, untimed
-from roll.runs.epochs import Epochs
 from roll.runs.interrupt import Interrupt
 from roll.runs.learning import OnloadedTrainer
 from roll.runs.meter import meter_of
 from roll.runs.offline import loop as offline
-from roll.runs.offline.batches import Ask, Batches, MakeBatch, Models
-from roll.runs.position import Position
-from roll.runs.role_models import embedding_rows, model_path
+from roll.runs.offline.batches import Ask, Batches, MakeBatch, Models, given_batch, mismatched
+from roll.runs.position import Epochs, Position
+from roll.runs.role_models import check_same_tokens, embedding_rows, model_path
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
+from roll.runs.teacher import teaching
 from roll.training.actor_train import ActorTrain, merge
-from roll.types import Floats, Metrics, Sequences
+from roll.types import Floats, Metrics, Sequences, TrainBatch
 
 Report = Callable[[str, Metrics], Metrics]
 """Turns the name of a held-out set and the loss's metrics on it into validation metrics."""
@@ -240,3 +263,164 @@ async def _loop(
         max_steps=steps,
     )
     return await offline.train_offline(run, position)
+
+
+def prepare_sft(config: SftConfig) -> PreparedRun:
+    """Check the model's files and prepare all examples. Return the loop, ready to run.
+
+    Raises:
+        BadInput: the model or the data cannot be used.
+    """
+    kind = "turns" if config.loss_on == "assistant" else "responses"
+    rows = prepare_rows(config, kind, learn_all=config.loss_on == "all")
+    return OfflinePipeline(rows, sft_batch, sft_metrics).prepared(config)
+
+
+async def sft_batch(examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
+    """Return the batch of the rows and its loss, without using other models."""
+    return given_batch(examples), NegativeLogLikelihood()
+
+
+def sft_metrics(name: str, metrics: Metrics) -> Metrics:
+    """Return the validation metrics: the cross-entropy in nats per token, and the perplexity."""
+    loss = metrics["sft/loss"]
+    return {f"val/{name}/loss": loss, f"val/{name}/perplexity": float(np.exp(loss))}
+
+
+def prepare_dpo(config: DpoConfig) -> PreparedRun:
+    """Check the models' files and prepare all rows. Return the loop, ready to run.
+
+    Raises:
+        BadInput: a model or the data cannot be used.
+    """
+    if config.reference:
+        check_same_tokens(config, config.actor_train.model_args, config.reference.model_args, "reference")
+    rows = prepare_rows(config, config.preference_loss.traits.rows)
+    make = partial(dpo_batch, preference_loss(config))
+    return OfflinePipeline(rows, make, dpo_metrics, other_model=partial(reference_model, config)).prepared(config)
+
+
+def reference_model(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTrain) -> OtherModel | None:
+    """Return the reference: a separate role, or the policy with its adapter off. Return None if the loss does not use a
+    reference.
+    """
+    beforehand = config.reference_log_probs == "precomputed"
+    match plan.reference:
+        case "role":
+            assert config.reference is not None
+            scorer = roles.score("reference", config.reference, temperature=1.0)
+            return OtherModel("reference", part="reference", ask=scorer.ref_log_probs, beforehand=beforehand)
+        case "unused":
+            return None
+        case _:
+            return OtherModel("actor_train", part="reference", ask=actor_train.ref_log_probs, beforehand=beforehand)
+
+
+async def dpo_batch(loss: Loss, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
+    """Return the batch and its loss. Add the reference's log-probs if the loss uses them, and the estimate of the KL
+    for KTO.
+    """
+    batch = given_batch(examples)
+    if isinstance(loss, Kto):
+        loss = replace(loss, kl=await kto_kl(mismatched(examples), models))
+    if models.other is None:
+        return batch, loss
+    return replace(batch, ref_log_probs=await models.other(batch.sequences)), loss
+
+
+async def kto_kl(sequences: Sequences, models: Models) -> float:
+    """Return KTO's estimate of the KL, at least 0: the mean log-ratio of policy to reference on mismatched responses,
+    in nats.
+    """
+    assert models.other is not None, "KTO needs a reference"
+    log_ratio = await models.log_probs(sequences) - await models.other(sequences)
+    return max(0.0, float(log_ratio.sum(dtype=np.float64)) / len(sequences))
+
+
+def preference_loss(config: DpoConfig) -> Loss:
+    """Return the loss that the configuration names, with its arguments."""
+    method = config.preference_loss
+    if method.traits.rows == "labelled":
+        return LABELLED_LOSSES[method.name](**method.arguments(config))
+    first = PAIR_OBJECTIVES.find(method.name)(**method.arguments(config), **config.preference_loss_args)
+    added = added_losses(config).items()
+    others = tuple((weight, PAIR_OBJECTIVES[other.name](**other.arguments(config))) for other, weight in added)
+    return PreferenceLoss(Mixture(first, others) if others else first)
+
+
+def dpo_metrics(name: str, metrics: Metrics) -> Metrics:
+    """Return the validation metrics: the loss, and for pairs also the accuracy and the reward margin of the chosen
+    response.
+    """
+    found = {f"val/{name}/loss": metrics["dpo/loss"]}
+    if "dpo/accuracy" in metrics:
+        found |= {
+            f"val/{name}/accuracy": metrics["dpo/accuracy"],
+            f"val/{name}/reward_margin": metrics["dpo/reward_margin"],
+        }
+    return found
+
+
+def prepare_reward_model(config: RewardModelConfig) -> PreparedRun:
+    """Check the model's files and prepare all pairs. Return the loop, ready to run.
+
+    Raises:
+        BadInput: the model or the data cannot be used.
+    """
+    rows = prepare_rows(config, "pairs")
+    model_args = config.reward_train.model_args
+    pad = pad_token(model_path(config, model_args), model_args)
+    return OfflinePipeline(rows, partial(reward_model_batch, pad), reward_model_metrics, load_scores).prepared(config)
+
+
+async def reward_model_batch(pad: int | None, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
+    """Return the batch of the pairs and its loss. The batch marks the token of each sequence at which its score is
+    read.
+    """
+    scored = [
+        replace(example, sequences=tuple(_scored(sequence, pad) for sequence in example.sequences))
+        for example in examples
+    ]
+    return given_batch(scored), BradleyTerry()
+
+
+def _scored(sequence: ExampleSequence, pad: int | None) -> ExampleSequence:
+    return ExampleSequence(sequence.token_ids, scored_token(sequence.token_ids, pad))
+
+
+def reward_model_metrics(name: str, metrics: Metrics) -> Metrics:
+    """Return the validation metrics: the loss, and the accuracy and the reward margin of the chosen response."""
+    return {
+        f"val/{name}/loss": metrics["reward_model/loss"],
+        f"val/{name}/accuracy": metrics["reward_model/accuracy"],
+        f"val/{name}/reward_margin": metrics["reward_model/margin"],
+    }
+
+
+def prepare_distill(config: DistillConfig) -> PreparedRun:
+    """Check the models' files, compare their vocabularies and prepare all examples. Return the loop, ready to run.
+
+    Raises:
+        BadInput: a model or the data cannot be used.
+    """
+    check_same_tokens(config, config.student.model_args, config.teacher.model_args, "teacher")
+    ends = teaching(config, config.student.model_args, [config.teacher.model_args])
+    rows = prepare_rows(config, "responses")
+
+    def teacher(plan: Plan, roles: Roles, student: ActorTrain) -> OtherModel:
+        return OtherModel("teacher", part="teacher", ask=roles.teacher("teacher", config.teacher, ends.wrap).states)
+
+    make = partial(distill_batch, Distillation(config.distill_loss_weight))
+    return OfflinePipeline(rows, make, distill_metrics, ends.load, teacher).prepared(config)
+
+
+async def distill_batch(loss: Distillation, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
+    """Return the batch of the rows, including the teacher's states for the responses, and its loss."""
+    assert models.other is not None, "distillation needs a teacher"
+    batch = given_batch(examples)
+    return replace(batch, teacher_states=await models.other(batch.sequences)), loss
+
+
+def distill_metrics(name: str, metrics: Metrics) -> Metrics:
+    """Return the validation metrics: the whole loss, and the divergence alone."""
+    return {f"val/{name}/loss": metrics["distill/loss"], f"val/{name}/divergence": metrics["distill/divergence"]}

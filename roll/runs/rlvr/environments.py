@@ -19,8 +19,7 @@ from roll.config.derived.placement import judging_roles, model_roles
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.native import ASKED
-from roll.data.prompts import prepare_prompts
-from roll.data.remarks import warn_of_routes, warn_of_rows
+from roll.data.prompts import prepare_prompts, warn_of_routes, warn_of_rows
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
 from roll.data.tables import EMBEDDING_REMEDY

@@ -34,11 +34,10 @@ from roll.runs.learning import Learning
 from roll.runs.position import Position
 from roll.runs.rlvr.engine_sync import EngineSync
 from roll.runs.rlvr.step_meter import StepMeter
-from roll.runs.rlvr.teachers import StepTeachers
 from roll.runs.rlvr.validation import Validation
+from roll.runs.teacher import StepTeachers
 from roll.tracking.base import Tracker
-from roll.training.actor_train import ActorTrain
-from roll.training.critic import Critic
+from roll.training.actor_train import ActorTrain, Critic
 from roll.types import RolloutGroup
 
 

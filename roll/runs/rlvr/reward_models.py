@@ -27,17 +27,16 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig, RewardModelRole
 from roll.config.shipped import judge_templates
 from roll.data.chat import ChatTemplate, renderer, template_remedy
-from roll.data.conversations import answered_encoder, message_encoder, question_text, requested_conversation
 from roll.data.ends import NO_END, EndOfTurn, end_of_turn
+from roll.data.prompts import answered_encoder, message_encoder, question_text, requested_conversation
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
-from roll.models.score import check_reward_model, pad_token, scored_token
+from roll.models.value import check_reward_model, pad_token, scored_token
 from roll.rewards.judges.chat_api import ApiModel
 from roll.rewards.judges.judge import SCORE_TEMPLATE, Chat, Judge, JudgeTemplate, answer_pattern
 from roll.rewards.judges.reward_models import EngineJudge, Scorer
 from roll.rewards.reward_workers import ModelReward
-from roll.runs.rlvr.sampling import sampling_of
-from roll.runs.role_models import model_path, model_shape
+from roll.runs.role_models import model_path, model_shape, sampling_of
 from roll.runs.roles import Roles
 from roll.types import Ints, Prompt, Sampling
 

@@ -21,11 +21,10 @@ from roll.agents.episode_groups import HELD_OUT, TRAINING
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.corrections import Correction, MismatchCorrection
 from roll.algorithms.divergence import DistilledPolicy
-from roll.algorithms.losses import Loss
+from roll.algorithms.losses import Loss, ValueLoss
 from roll.algorithms.objectives import OBJECTIVES, Objective
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.shaping import Overlong
-from roll.algorithms.value_loss import ValueLoss
 from roll.config.derived.domains import own_tasks
 from roll.config.derived.fixed_roles import PREFIX, taught_domains, teacher_roles
 from roll.config.derived.methods import correction_of, keeps_engine_log_probs, ratio_source, weighs_kl
@@ -48,8 +47,7 @@ from roll.rewards.reward_workers import ModelReward
 from roll.rollout.batch import Shaping, rewards_differ
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everything
-from roll.rollout.group import Generator, GroupSampler, Scorer
-from roll.rollout.judged_in_turn import JudgedInTurn
+from roll.rollout.group import Generator, GroupSampler, JudgedInTurn, Scorer
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.turns import TurnEnds
@@ -64,18 +62,15 @@ from roll.runs.rlvr.environments import EpisodeParts, gateway_of, group_sampler,
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
-from roll.runs.rlvr.sampling import sampling_of
 from roll.runs.rlvr.step_meter import StepMeter
-from roll.runs.rlvr.teachers import DomainTeacher, StepTeachers, Teacher
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
-from roll.runs.role_models import check_same_tokens, model_path
+from roll.runs.role_models import check_same_tokens, model_path, sampling_of
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
-from roll.runs.teacher import Teaching, teaching
+from roll.runs.teacher import DomainTeacher, StepTeachers, Teacher, Teaching, teaching
 from roll.tracking.base import Watch
 from roll.tracking.fanout import Tracking
-from roll.training.actor_train import ActorTrain
-from roll.training.critic import Critic
+from roll.training.actor_train import ActorTrain, Critic
 from roll.training.scoring import Reference
 from roll.types import RolloutGroup, Sampling
 from roll.weight_sync.routes import find_routes

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from roll.system.locks import LockHeld, holding_lock
+from roll.system.own_folder import LockHeld, holding_lock
 from roll.system.signs import announce
 
 LOG = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ LOG = logging.getLogger(__name__)
 LOCK = "lock"
 """Name of torch's lock file."""
 TURN = "roll_deepspeed_ops.lock"
-"""File in the cache that roll's processes lock with `roll.system.locks` before they compile. The kernel frees it when
-its holder ends.
+"""File in the cache that roll's processes lock with `roll.system.own_folder` before they compile. The kernel frees it
+when its holder ends.
 """
 OWNER = "roll_owner"
 """File in an extension's folder that records the host and the process of roll that compiles there."""

@@ -17,10 +17,15 @@ from roll.models.memory_guard import OFFLOAD, readable_memory_errors
 from roll.models.offload import Offload
 from roll.models.packed_score import PackedScore
 from roll.system.signs import announce
-from roll.training.deepspeed.compile import compiling_in_turn
 from roll.training.deepspeed.settings import ShardedScoreSettings
-from roll.training.deepspeed.setup import engine_config, gather_whole_experts, gather_whole_layers, join_process_group
-from roll.training.deepspeed.swap import own_swap
+from roll.training.deepspeed.setup import (
+    compiling_in_turn,
+    engine_config,
+    gather_whole_experts,
+    gather_whole_layers,
+    join_process_group,
+    own_swap,
+)
 
 
 class DeepSpeedScore(PackedScore):

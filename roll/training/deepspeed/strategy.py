@@ -9,13 +9,15 @@ first updates.
 Weights the auxiliary loss of routers by tokens, over micro-batches and ranks, and reports it.
 
 Makes DeepSpeed 0.19 without ZeRO, in bf16 and fp16, behave like its ZeRO optimizers in two respects.
+
+Sums of metrics over the micro-batches of a step, kept on the device and read once.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from roll.algorithms.losses import Loss, LossInputs
+from roll.algorithms.losses import Counted, Loss, LossInputs
 from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.config.derived.model_shape import shape_of
 from roll.config.plan.memory import (
@@ -63,30 +65,85 @@ from roll.models.memory_guard import (
     readable_memory_errors,
 )
 from roll.models.offload import Offload, tensors_in
-from roll.models.packed_inputs import packed_inputs, scored_only, to_device
-from roll.models.packed_score import score
+from roll.models.packed_score import packed_inputs, score, scored_only, to_device
 from roll.models.routers import RouterLoss, balanced_routers
 from roll.models.weights import WeightView
 from roll.system.signs import announce
-from roll.training.deepspeed.compile import compiling_in_turn
-from roll.training.deepspeed.files import TAG, load_states, random_file
+from roll.training.deepspeed.files import TAG, load, load_states, random_file
 from roll.training.deepspeed.finite import FiniteWatch
-from roll.training.deepspeed.metric_sums import MetricSums
-from roll.training.deepspeed.reading import load
 from roll.training.deepspeed.settings import TrainSettings
 from roll.training.deepspeed.setup import (
+    compiling_in_turn,
     engine_config,
     gather_whole_experts,
     gather_whole_layers,
     join_process_group,
     optimizer_and_schedule,
+    own_swap,
     scale_of,
     sequence_group,
 )
-from roll.training.deepspeed.swap import own_swap
 from roll.training.deepspeed.tensor import set_tensor_plan, shared_inputs, whole_weights
 from roll.types import Bools, Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import plan_buckets
+
+WITHIN = ("mismatch/logprob_abs_diff_mean", "mismatch/kl")
+"""Names of the mismatch metrics for responses sampled by one version of the policy."""
+SPANNING = ("mismatch/spanning/logprob_abs_diff_mean", "mismatch/spanning/kl")
+"""Names of the mismatch metrics for responses sampled by several versions of the policy."""
+
+
+class MetricSums:
+    """Adds up metrics without waiting for the device."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counted: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor] = {}
+        self._tokens = 0
+
+    def add(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
+        """Add token metrics [S] of a micro-batch with S = `tokens` response tokens."""
+        for name, values in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + values.sum(dtype=torch.float64)
+        self._tokens += tokens
+
+    def count(self, metrics: Mapping[str, Counted]) -> None:
+        """Add metrics that exist only for some of a micro-batch's tokens, sequences or pairs."""
+        for name, (values, counts_in) in metrics.items():
+            self._counted[name] = self._counted.get(name, 0.0) + torch.where(counts_in, values, 0.0).sum(
+                dtype=torch.float64
+            )
+            self._counts[name] = self._counts.get(name, 0.0) + counts_in.sum(dtype=torch.float64)
+
+    def weigh(self, metrics: Mapping[str, Tensor], tokens: int) -> None:
+        """Add scalar metrics of a micro-batch, weighted by its number of tokens, prompts included."""
+        for name, value in metrics.items():
+            self._counted[name] = self._counted.get(name, 0.0) + value.double() * tokens
+            self._counts[name] = self._counts.get(name, 0.0) + torch.full_like(value, tokens, dtype=torch.float64)
+
+    def add_mismatch(self, difference: Tensor, current: Tensor, spanning: Tensor) -> None:
+        """Add metrics of the log-prob mismatch between trainer and engine: absolute differences, and KL(engine ||
+        trainer) by k3.
+
+        Args:
+            difference: [S], log-probs of the trainer minus those of the engine.
+            current: bool [S], tokens sampled by the current version. Other tokens are left out.
+            spanning: bool [S], tokens of responses sampled by several versions. For these, the engine may have reused a
+                KV cache that an older version computed.
+        """
+        compared = torch.where(current, difference.double(), 0.0)
+        values = (compared.abs(), torch.expm1(compared) - compared)
+        for names, chosen in ((WITHIN, current & ~spanning), (SPANNING, current & spanning)):
+            self.count({name: (value, chosen) for name, value in zip(names, values, strict=True)})
+
+    def result(self, scalars: Metrics) -> TrainStepResult:
+        """Return all sums together with `scalars`. The sums are copied to the host in a single copy."""
+        tables = (self._sums, self._counted, self._counts)
+        there = [value for table in tables for value in table.values()]
+        values = iter(torch.stack(there).tolist() if there else [])
+        sums, counted, counts = ({name: next(values) for name in table} for table in tables)
+        return TrainStepResult(sums, self._tokens, scalars, counted, counts)
 
 
 def undo_first_step(engine: Any) -> None:

@@ -15,10 +15,7 @@ from roll.algorithms.advantages import ADVANTAGES
 from roll.algorithms.corrections import Correction
 from roll.algorithms.divergence import DistilledPolicy
 from roll.algorithms.losses import Loss
-from roll.algorithms.methods.corrections import CORRECTIONS
-from roll.algorithms.methods.estimators import ESTIMATORS
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES
-from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
+from roll.algorithms.methods import CORRECTIONS, ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES
 from roll.algorithms.objectives import OBJECTIVES
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Mixture, PreferenceLoss

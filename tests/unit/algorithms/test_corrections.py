@@ -16,8 +16,8 @@ from torch import Tensor
 
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import LossInputs
-from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
-from roll.algorithms.methods.corrections import Level
+from roll.algorithms.methods import CORRECTIONS as METHODS
+from roll.algorithms.methods import Level
 from roll.algorithms.objectives import PolicyGradient, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
 

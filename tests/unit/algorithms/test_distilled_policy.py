@@ -20,8 +20,8 @@ from roll.algorithms.losses import Loss
 from roll.algorithms.objectives import ClipCov, Ppo
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.backend import MicroBatch
-from roll.models.divergence import chunked_divergence
-from roll.models.packed_inputs import packed_inputs, scored_only
+from roll.models.packed_score import packed_inputs, scored_only
+from roll.models.student import chunked_divergence
 from roll.ray.group import WorkerGroup
 from roll.training.actor_train import ActorTrain, TrainShape
 from roll.training.deepspeed.strategy import loss_inputs

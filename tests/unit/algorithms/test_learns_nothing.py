@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import Normalisation, exact_advantages
-from roll.algorithms.methods.base import Method
-from roll.algorithms.methods.estimators import ESTIMATORS, EstimatorTraits
+from roll.algorithms.methods import ESTIMATORS, EstimatorTraits, Method
 from roll.algorithms.moments import RunningMoments
 from roll.config.checks.algorithm import credit_faults
 from roll.config.checks.domains import filter_faults

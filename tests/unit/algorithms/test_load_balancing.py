@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from roll.algorithms.load_balancing import load_balancing
+from roll.algorithms.losses import load_balancing
 
 
 def logits(tokens: int, experts: int, seed: int, scale: float = 1.0) -> torch.Tensor:

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from roll.algorithms.advantages import ADVANTAGES
-from roll.algorithms.methods.base import Method, readers
-from roll.algorithms.methods.estimators import ESTIMATORS
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES
-from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
+from roll.algorithms.methods import ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES, Method, readers
 from roll.algorithms.objectives import (
     OBJECTIVES,
     Cispo,

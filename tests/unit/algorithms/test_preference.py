@@ -19,6 +19,7 @@ from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs
 from roll.algorithms.preference import (
+    BradleyTerry,
     ChosenLikelihood,
     Dpo,
     DpoNorm,
@@ -30,7 +31,6 @@ from roll.algorithms.preference import (
     PreferenceLoss,
     SimPo,
 )
-from roll.algorithms.ranking import BradleyTerry
 from roll.data import packing
 from roll.ray.group import WorkerGroup
 from roll.training.actor_train import ActorTrain, TrainShape

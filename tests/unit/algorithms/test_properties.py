@@ -20,17 +20,15 @@ from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.corrections import Correction
 from roll.algorithms.divergence import Distillation, DistilledPolicy
 from roll.algorithms.kl import token_kl
-from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood
-from roll.algorithms.methods.corrections import CORRECTIONS as METHODS
+from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood, ValueLoss
+from roll.algorithms.methods import CORRECTIONS as METHODS
 from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.algorithms.preference import PreferenceLoss
-from roll.algorithms.ranking import BradleyTerry
+from roll.algorithms.preference import BradleyTerry, PreferenceLoss
 from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights, overlong_penalty
-from roll.algorithms.value_loss import ValueLoss
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
-from roll.models.packed_inputs import scored_only
+from roll.models.packed_score import scored_only
 from roll.training.deepspeed.strategy import loss_inputs
 from roll.types import TrainBatch
 from tests.unit.algorithms import test_preference

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from roll.algorithms.losses import LossInputs
-from roll.algorithms.ranking import BradleyTerry
+from roll.algorithms.preference import BradleyTerry
 
 
 def inputs(margins: list[float]) -> LossInputs:

@@ -13,7 +13,7 @@ from torch import Tensor
 from roll.algorithms.corrections import Correction
 from roll.algorithms.kl import token_kl
 from roll.algorithms.losses import LossInputs
-from roll.algorithms.methods.corrections import CORRECTIONS
+from roll.algorithms.methods import CORRECTIONS
 from roll.algorithms.objectives import (
     Cispo,
     ClipCov,

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roll.algorithms.losses import LossInputs
-from roll.algorithms.value_loss import ValueLoss
+from roll.algorithms.losses import LossInputs, ValueLoss
 
 NUMBERS = st.floats(-10, 10)
 TOKENS = st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=8)

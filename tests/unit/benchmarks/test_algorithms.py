@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import algorithms
 from benchmarks.algorithms import Run
-from roll.algorithms.methods.estimators import ESTIMATORS
+from roll.algorithms.methods import ESTIMATORS
 from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import CheckpointError
-from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState
 
 SAMPLER = {"epoch": 1, "cursors": {"math": [3, 4]}, "share": 0.1 + 0.2}
 STATE = LoopState(step=12, policy_version=48, sampler=SAMPLER, basis={"seed": "42"}, seconds=1234.567890123)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.cluster.__main__ import OTHER_FLAGS, main
+from roll.cluster import OTHER_FLAGS, main
 
 
 @pytest.mark.parametrize("flag", OTHER_FLAGS)

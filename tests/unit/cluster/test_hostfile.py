@@ -10,9 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from roll.cluster.__main__ import main
-from roll.cluster.commands import join_words, start_commands, stop_commands
-from roll.cluster.hostfile import Host, filter_hosts, parse_hostfile
+from roll.cluster import Host, filter_hosts, join_words, main, parse_hostfile, start_commands, stop_commands
 from roll.errors import ConfigError
 
 HOSTS = "# two nodes\nworker-1 slots=8\n\nuser@10.0.0.2   slots=8 max_slots=9  # the second\n"

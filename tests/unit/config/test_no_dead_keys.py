@@ -7,10 +7,7 @@ from typing import get_args
 
 import pytest
 
-from roll.algorithms.methods.base import readers
-from roll.algorithms.methods.estimators import ESTIMATORS
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES
-from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES
+from roll.algorithms.methods import ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES, readers
 from roll.config.schema import model, offline, rlvr, roles
 from roll.config.schema.base import StrictConfig
 from roll.config.shipped import PACKAGE

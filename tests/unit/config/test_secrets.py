@@ -14,7 +14,7 @@ from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.config.schema.secrets import HIDDEN, Secrets, is_secret, redacted
 from roll.ray.cluster import keep_ray_logs
-from roll.runs import resume_fingerprint
+from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.assemble import open_trackers, write_config
 from roll.tracking import trackers as opened
 from roll.tracking.base import RunFacts

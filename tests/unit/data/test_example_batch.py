@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
-from roll.data.example_batch import given_batch, mismatched
 from roll.data.examples import Example, ExampleSet, Kind, LengthLimits, RowRange, prepare_examples
 from roll.errors import DataError
+from roll.runs.offline.batches import given_batch, mismatched
 
 Write = Callable[..., str]
 ROOM = LengthLimits(100, 100)

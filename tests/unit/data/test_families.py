@@ -11,8 +11,7 @@ import pytest
 from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
 from roll.data.ends import ends_of
-from roll.data.renderers.bridges import TemplateRenderer
-from roll.data.renderers.library import FamilyRenderer
+from roll.data.renderers.families import FamilyRenderer, TemplateRenderer
 from tests.unit.data.formats import FORMATS, make_renderer, make_tokenizer
 
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}}

@@ -10,8 +10,20 @@ import datasets
 import numpy as np
 import pytest
 
-from roll.data.prepare import TEST, TRAIN, VALIDATION, SetRequest, main, write_set
-from roll.data.public_sets import SETS, AnotherLayout, LeftOut, conversation, gsm8k, preferences
+from roll.data.prepare import (
+    SETS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    AnotherLayout,
+    LeftOut,
+    SetRequest,
+    conversation,
+    gsm8k,
+    main,
+    preferences,
+    write_set,
+)
 from roll.rewards.answers import last_boxed
 from roll.rewards.functions.math_rule import math_rule
 from roll.types import Prompt

@@ -15,8 +15,7 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import renderer
 from roll.data.examples import LengthLimits, prepare_examples
-from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.remarks import warn_of_routes
+from roll.data.prompts import PromptSet, prepare_prompts, warn_of_routes
 from roll.data.rows import read_row
 from roll.errors import DataError
 

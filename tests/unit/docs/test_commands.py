@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.cluster.__main__ import cluster_parser
+from roll.cluster import cluster_parser
 from roll.data.prepare import prepare_parser
 from roll.doctor.__main__ import doctor_parser
 from roll.evaluation.command import main as evaluate

@@ -22,9 +22,7 @@ import yaml
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages
 from roll.algorithms.losses import LossInputs
-from roll.algorithms.methods.estimators import EstimatorTraits
-from roll.algorithms.methods.policy_losses import PolicyLossTraits
-from roll.algorithms.methods.preference_losses import PreferenceTraits
+from roll.algorithms.methods import EstimatorTraits, PolicyLossTraits, PreferenceTraits
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.preference import PreferenceLoss
 from roll.backend import Rank, ScoreStrategy

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roll.algorithms.methods.kinds import KINDS
+from roll.algorithms.losses import ValueLoss
+from roll.algorithms.methods import KINDS
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.algorithms.value_loss import ValueLoss
 from roll.config.schema.fields import ANY_NAME, walk
 from roll.config.schema.pipelines import PIPELINES
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
@@ -29,12 +29,8 @@ KEYS = {key.path for root in PIPELINES.values() for key in walk(root)}
 STEPS = {step for path in KEYS for step in path} - {ANY_NAME}
 WRITERS = (
     "runs/rlvr/validation.py",
-    "runs/offline/sft.py",
-    "runs/offline/dpo.py",
-    "runs/offline/reward_model.py",
-    "runs/offline/distill.py",
+    "runs/offline/wiring.py",
     "algorithms/preference.py",
-    "algorithms/ranking.py",
     "algorithms/divergence.py",
     "runs/meter.py",
     "runs/rlvr/step_meter.py",
@@ -45,9 +41,7 @@ WRITERS = (
     "rollout/scheduler.py",
     "algorithms/losses.py",
     "algorithms/policy_loss.py",
-    "algorithms/value_loss.py",
     "training/deepspeed/strategy.py",
-    "training/deepspeed/metric_sums.py",
     "models/routers.py",
     "training/actor_train.py",
     "engines/actor_infer.py",

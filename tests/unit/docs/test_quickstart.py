@@ -21,8 +21,8 @@ from roll.config.plan.show import misfits, phases
 from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
 from roll.config.shipped import experiments
+from roll.data.prepare import SETS
 from roll.data.prepare import main as prepare
-from roll.data.public_sets import SETS
 from roll.data.rows import example_conversation, pair_conversations, prompt_conversation
 from roll.pipeline import main
 from roll.system.sizes import GIB

@@ -10,7 +10,7 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.config.schema.secrets import redacted
-from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState
 from roll.runs.checkpoint.store import CheckpointStore
 
 

@@ -13,8 +13,7 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.export.__main__ import main
-from roll.runs.checkpoint.manifest import MANIFEST
-from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.manifest import LOOP_FILE, MANIFEST, LoopState
 from roll.runs.checkpoint.store import CheckpointStore
 
 LORA = "reward_train.model_args.lora_target=all-linear"

@@ -38,8 +38,8 @@ KEPT_TO = {
     "ray": ["roll/ray/*"],
     "deepspeed": ["roll/training/deepspeed/*"],
     "vllm": ["roll/engines/vllm/*"],
-    "renderers": ["roll/data/renderers/library.py"],
-    "filelock": ["roll/system/locks.py"],
+    "renderers": ["roll/data/renderers/families.py"],
+    "filelock": ["roll/system/own_folder.py"],
     "aiohttp": ["roll/agents/gateway/server.py"],
 }
 BACKENDS = ["roll.engines.hf", "roll.engines.vllm", "roll.training.deepspeed"]

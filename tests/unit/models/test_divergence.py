@@ -10,9 +10,9 @@ from torch import Tensor
 
 from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import LossInputs
-from roll.models import divergence as chunks
-from roll.models.divergence import chunked_divergence
+from roll.models import student as chunks
 from roll.models.head import LogProbHead
+from roll.models.student import chunked_divergence
 
 KINDS = [
     Divergence("forward_kl", temperature=1.5),

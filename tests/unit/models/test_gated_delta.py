@@ -18,7 +18,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
-from roll.models.gated_delta import (
+from roll.models.attention import (
     DeltaKernels,
     convolution_by_shifts,
     delta_layers,
@@ -29,7 +29,7 @@ from roll.models.gated_delta import (
 )
 from roll.models.layers import compile_layers
 from roll.models.load import PackedPolicy, load_policy
-from roll.models.packed_inputs import packed_inputs
+from roll.models.packed_score import packed_inputs
 from roll.models.value import load_values
 from roll.types import Sequences
 from tests.hybrids import Kind, build_hybrid, write_hybrid

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import FILLER, concatenate
 from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_inputs import packed_inputs, scored_only, spread_to_tokens
+from roll.models.packed_score import packed_inputs, scored_only, spread_to_tokens
 from roll.types import Sequences
 
 FP32 = ModelConfig.model_validate({"dtype": "fp32"})

@@ -13,8 +13,8 @@ from examples.tiny.make_model import build_tokenizer, write_model
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.models import export
-from roll.models.packed_inputs import packed_inputs
-from roll.models.score import load_scores, scored_token
+from roll.models.packed_score import packed_inputs
+from roll.models.value import load_scores, scored_token
 from roll.runs.ending import loading_call
 
 

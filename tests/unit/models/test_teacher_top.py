@@ -15,12 +15,17 @@ from transformers import Qwen2ForCausalLM
 from roll.algorithms.divergence import Divergence
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
-from roll.models import divergence
-from roll.models.divergence import chunked_divergence, chunked_top_divergence
+from roll.models import student as divergence
 from roll.models.load import load_causal_model
-from roll.models.packed_inputs import packed_inputs
-from roll.models.student import PackedTopTeacher, output_rows
-from roll.models.teacher_top import TeacherTop, in_buckets
+from roll.models.packed_score import packed_inputs
+from roll.models.student import (
+    PackedTopTeacher,
+    TeacherTop,
+    chunked_divergence,
+    chunked_top_divergence,
+    in_buckets,
+    output_rows,
+)
 
 TOKENS, WORDS, HEAT = 30, 40, 1.3
 MEASURES = [

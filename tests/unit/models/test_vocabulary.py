@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from examples.tiny.make_model import build_tokenizer
 from roll.errors import DataError
-from roll.models.vocabulary import check_same_vocabulary
+from roll.runs.role_models import check_same_vocabulary
 
 
 def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:

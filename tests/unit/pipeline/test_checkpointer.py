@@ -12,8 +12,7 @@ from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
-from roll.runs.epochs import Epochs
-from roll.runs.position import Position
+from roll.runs.position import Epochs, Position
 
 
 class Trainer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roll.runs.epochs import Epochs
+from roll.runs.position import Epochs
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(10, 4), (12, 4), (3, 7), (1, 1), (100, 1)])

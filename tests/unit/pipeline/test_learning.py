@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.algorithms.losses import Loss
+from roll.algorithms.losses import Loss, ValueLoss
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.algorithms.value_loss import ValueLoss
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate

@@ -17,7 +17,6 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.policy_loss import PolicyLoss
-from roll.data.example_batch import given_batch
 from roll.data.examples import Example, ExampleSequence
 from roll.errors import RollError
 from roll.ray.device_sharing import DeviceSharing
@@ -26,10 +25,10 @@ from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import single_turn
 from roll.runs.device_phases import DevicePhases
-from roll.runs.epochs import Epochs
 from roll.runs.learning import Learning
 from roll.runs.offline import loop as offline
-from roll.runs.position import Position
+from roll.runs.offline.batches import given_batch
+from roll.runs.position import Epochs, Position
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.loop import Rlvr
 from roll.runs.rlvr.validation import ByItself, Evaluator, estimate_pass_at_k

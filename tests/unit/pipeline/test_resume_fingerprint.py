@@ -11,10 +11,10 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError
-from roll.runs.checkpoint.state import LoopState
+from roll.runs.changed_keys import of_keys, weights_identity
+from roll.runs.checkpoint.manifest import LoopState
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
-from roll.runs.resume_fingerprint import of_keys, weights_identity
 
 
 def composed(*words: str) -> Config:

@@ -18,7 +18,7 @@ from roll.config.schema.model import ModelConfig
 from roll.errors import WorkerDied
 from roll.models.flops import TrainingFlops
 from roll.models.load import load_policy
-from roll.models.score import load_scores
+from roll.models.value import load_scores
 from roll.ray.cluster import ClusterSession
 from roll.runs import roles
 from roll.runs.role_models import training_flops

@@ -18,7 +18,8 @@ from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, WorkerFailed
 from roll.ray.cluster import ClusterSession
-from roll.runs import assemble, resume_fingerprint
+from roll.runs import assemble
+from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.interrupt import Interrupt
 from roll.runs.position import Position

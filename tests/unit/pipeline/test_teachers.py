@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.divergence import Divergence
-from roll.models.divergence import chunked_top_divergence
-from roll.models.teacher_top import TeacherTop, in_buckets
+from roll.models.student import TeacherTop, chunked_top_divergence, in_buckets
 from roll.rollout.batch import Experience, Shaping, experience
 from roll.runs.device_phases import untimed
-from roll.runs.rlvr.teachers import DomainTeacher, StepTeachers
+from roll.runs.teacher import DomainTeacher, StepTeachers
 from roll.types import Floats, RolloutGroup, Sequences
 from tests.unit.rollout.build import make_episode, make_group, make_trajectory, observed, sampled
 

@@ -14,9 +14,7 @@ import pytest
 
 from roll.algorithms.corrections import Correction
 from roll.algorithms.divergence import DistilledPolicy
-from roll.algorithms.methods.base import Method, readers
-from roll.algorithms.methods.corrections import CORRECTIONS, CorrectionTraits
-from roll.algorithms.methods.policy_losses import POLICY_LOSSES, PolicyLossTraits
+from roll.algorithms.methods import CORRECTIONS, POLICY_LOSSES, CorrectionTraits, Method, PolicyLossTraits, readers
 from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
 from roll.algorithms.policy_loss import PolicyLoss
 from roll.config.derived.methods import BOUNDS

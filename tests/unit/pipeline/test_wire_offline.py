@@ -26,7 +26,8 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError, DataError
 from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency
-from roll.runs import assemble, resume_fingerprint
+from roll.runs import assemble
+from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.rlvr.environments import renderer_of

@@ -13,23 +13,21 @@ from typing import Any, cast
 import pytest
 
 from roll.algorithms.divergence import Divergence
-from roll.algorithms.methods.base import Method, readers
-from roll.algorithms.methods.estimators import ESTIMATORS, EstimatorTraits
-from roll.algorithms.methods.preference_losses import PREFERENCE_LOSSES, PreferenceTraits
+from roll.algorithms.losses import ValueLoss
+from roll.algorithms.methods import ESTIMATORS, PREFERENCE_LOSSES, EstimatorTraits, Method, PreferenceTraits, readers
 from roll.algorithms.preference import ChosenLikelihood, Dpo, DpoNorm, Ipo, Kto, Mixture, OrPo, PreferenceLoss, SimPo
 from roll.algorithms.shaping import Overlong
-from roll.algorithms.value_loss import ValueLoss
 from roll.config.plan.plan import make_plan
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import OverlongBufferConfig
-from roll.models.teacher_top import TeacherTop
+from roll.models.student import TeacherTop
 from roll.rollout.filters import everything
 from roll.runs import teacher as wire_teacher
-from roll.runs.offline import distill as wire_distill
-from roll.runs.offline.dpo import preference_loss
+from roll.runs.offline import wiring as wire_distill
+from roll.runs.offline.wiring import preference_loss
 from roll.runs.rlvr import wiring as wire_critic
 from roll.runs.rlvr import wiring as wire_rlvr
-from roll.runs.rlvr.sampling import sampling_of
+from roll.runs.role_models import sampling_of
 from roll.types import Sampling
 
 Configured = Callable[..., Any]

@@ -18,7 +18,7 @@ from tests.unit.rewards.running import PROMPT
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 MODULE = """
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.rewards.base import RewardTraits
 
 

@@ -22,7 +22,7 @@ import json
 import os
 import time
 
-from roll.algorithms.methods.base import declares
+from roll.algorithms.methods import declares
 from roll.rewards.answers import ground_truth
 from roll.rewards.base import RewardTraits
 from roll.types import RewardOutcome, RewardResult

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from roll.ray.device_sharing import DeviceSharing, Residency
-from roll.rollout.group import SingleTurns
-from roll.rollout.judged_in_turn import JudgedInTurn
+from roll.rollout.group import JudgedInTurn, SingleTurns
 from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.device_phases import DevicePhases
 from roll.runs.rlvr.validation import ByItself, Evaluator

@@ -17,7 +17,7 @@ from roll.rollout.batch import Shaping, experience
 from roll.rollout.credit import Credit, CreditAssignment
 from roll.rollout.group import SingleTurns
 from roll.rollout.scheduler import RolloutScheduler
-from roll.runs.checkpoint.state import LOOP_FILE, LoopState
+from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
 from tests.unit.rollout.build import EachByItself, make_episode, make_group
 

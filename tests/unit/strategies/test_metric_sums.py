@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from roll.training.actor_train import merge
-from roll.training.deepspeed.metric_sums import MetricSums
+from roll.training.deepspeed.strategy import MetricSums
 
 
 def test_sums_over_micro_batches_by_hand() -> None:

@@ -19,7 +19,7 @@ from roll.backend import Rank
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.deepspeed.checks import BY_METRIC, NEEDED, REMOVED, SCHEDULES
-from roll.training.deepspeed.optimizers import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
+from roll.training.deepspeed.setup import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
 from tests import limits
 
 RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)

@@ -17,15 +17,17 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from roll.errors import CheckpointError
 from roll.training.deepspeed.files import (
+    FORCE,
     TAG,
     UNIVERSAL,
+    load,
     load_states,
+    nothing_runs,
     random_file,
     to_universal,
     trained_weights,
     zero_stage,
 )
-from roll.training.deepspeed.reading import FORCE, load, nothing_runs
 
 MODEL, STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 

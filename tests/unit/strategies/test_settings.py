@@ -13,9 +13,8 @@ from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.models.load import PackedPolicy, load_policy
-from roll.models.score import load_scores
 from roll.models.student import PackedTeacher
-from roll.models.value import load_values
+from roll.models.value import load_scores, load_values
 from roll.training.deepspeed.settings import DeepSpeedConfig, ShardedScoreSettings, TrainSettings
 from tests import limits
 

@@ -12,9 +12,9 @@ import pytest
 from roll.backend import Rank
 from roll.errors import ConfigError
 from roll.system.own_folder import remove_ownerless
-from roll.training.deepspeed import swap as deepspeed_swap
+from roll.training.deepspeed import setup as deepspeed_swap
 from roll.training.deepspeed.settings import DeepSpeedConfig
-from roll.training.deepspeed.swap import own_swap
+from roll.training.deepspeed.setup import own_swap
 from tests import limits
 
 RANK = Rank("critic", 0, 2, "127.0.0.1", 0, "cpu", limits.START)

@@ -1,4 +1,4 @@
-"""`roll.system.locks`: a lock that is held keeps others out, and a killed process holds none."""
+"""`roll.system.own_folder`: a lock that is held keeps others out, and a killed process holds none."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from roll.system.locks import LockHeld, holding_lock, try_lock
+from roll.system.own_folder import LockHeld, holding_lock, try_lock
 from tests import limits
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from roll.system.locks import holding_lock
+from roll.system.own_folder import holding_lock
 with holding_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

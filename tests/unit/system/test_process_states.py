@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from roll.system import process_states
-from roll.system.process_states import Problem, ProcessFinding, end_family, find_stopped
+from roll.system import tree as process_states
+from roll.system.tree import Problem, ProcessFinding, end_family, find_stopped
 from tests import limits
 
 PARENT = (

@@ -24,8 +24,8 @@ from roll.weight_sync.device import (
     verified_tensors,
     views,
 )
-from roll.weight_sync.reader import BucketReader
 from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.weight_sync.transfer import BucketReader
 from tests import limits
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from roll.training.actor_train import ActorTrain, TrainShape, merge, merge_bucke
 from roll.types import TrainBatch
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Route, SyncRoutes, Transport
-from roll.weight_sync.sender import BucketSender
+from roll.weight_sync.transfer import BucketSender
 from tests import limits
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.ray.engine_log import LONGEST_CAUSE, root_cause
+from roll.ray.process import LONGEST_CAUSE, root_cause
 
 CORE = "(EngineCore pid=9797) ERROR 11-25 11:19:03 [core.py:1512] "
 TRACEBACK = (

@@ -12,7 +12,7 @@ from roll.errors import WorkerDied
 from roll.ray import liveness
 from roll.ray.calls import Ranks
 from roll.ray.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, Paced, WorkerProcess
-from roll.system.process_states import Problem, ProcessFinding
+from roll.system.tree import Problem, ProcessFinding
 from tests import limits
 
 STOPPED, GONE = ProcessFinding(Problem.STOPPED, 11), ProcessFinding(Problem.GONE, 11)

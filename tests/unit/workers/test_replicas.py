@@ -13,8 +13,7 @@ from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
 from roll.data import packing
 from roll.ray.group import WorkerGroup
 from roll.ray.liveness import Paced
-from roll.training.actor_train import Learner, TrainShape
-from roll.training.critic import Critic
+from roll.training.actor_train import Critic, Learner, TrainShape
 from roll.types import Floats, Sequences, TrainBatch
 from tests import limits
 

@@ -1,4 +1,5 @@
-"""Creates buckets of gathered weights on each rank of the trainer.
+"""Both ends of a weight sync: the ranks of the trainer that fill buckets with gathered weights, and the workers of the
+engines that read them, with any transport.
 
 Methods that gather are collective: every rank of the trainer must call them with the same names.
 """
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from roll.types import TensorSpec
-from roll.weight_sync.bucket import Adapter, Bucket, write_adapter, write_bucket
-from roll.weight_sync.device import DeviceBucket, DeviceSender
-from roll.weight_sync.routes import Rendezvous
+from roll.weight_sync.bucket import Adapter, Bucket, read_bucket, write_adapter, write_bucket
+from roll.weight_sync.device import Broadcast, DeviceBucket, DeviceSender, layout, open_shared, verified_tensors
+from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 
 class Weights(Protocol):
@@ -88,3 +89,36 @@ class BucketSender:
     def close(self) -> None:
         """Leave the broadcast group."""
         self._buffers.close()
+
+
+class BucketReader:
+    """Reads the buckets sent to one worker of an engine."""
+
+    def __init__(self, route: Route, rendezvous: Rendezvous | None, worker: int, device: torch.device) -> None:
+        """Open the route. On a broadcast route, wait for the other members. `worker` is the index of the device in its
+        engine.
+        """
+        self._device, self._broadcast = device, None
+        if route.transport is Transport.BROADCAST:
+            assert rendezvous is not None
+            self._broadcast = Broadcast(rendezvous, route.first_rank + worker, device)
+
+    def read(self, bucket: Bucket | DeviceBucket) -> dict[str, Tensor]:
+        """Return the tensors of a bucket. They are valid until the next call.
+
+        Raises:
+            WeightSyncError: the received data does not match what was sent.
+        """
+        if isinstance(bucket, Bucket):
+            return read_bucket(bucket)
+        if self._broadcast is None:
+            return verified_tensors(open_shared(bucket, self._device), bucket)
+        buffer = torch.empty(layout(bucket.tensors)[1], dtype=torch.uint8, device=self._device)
+        self._broadcast.start(buffer).wait()
+        return verified_tensors(buffer, bucket)
+
+    def close(self) -> None:
+        """Leave the broadcast group, if any."""
+        if self._broadcast is not None:
+            self._broadcast.close()
+            self._broadcast = None

@@ -1,1 +1,0 @@
-"""Builds a Ray cluster from a list of hosts."""
