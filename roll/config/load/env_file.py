@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roll.config.derived.placement import model_roles
+from roll.config.schema.foreign_names import VARIABLES_WITHOUT_EFFECT
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import Secrets
@@ -17,17 +18,6 @@ from roll.errors import Fault
 NAME = ".deepspeed_env"
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 """Variables for a worker's place among the others, which cannot have the same value for all workers."""
-
-RENDEZVOUS = "each role has its own address and port, which its first worker chooses"
-COLLECTIVE = "deadlines.collective limits the time of a collective operation, and a longer wait ends with an error"
-WITHOUT_EFFECT: Mapping[str, str] = {
-    "MASTER_ADDR": RENDEZVOUS,
-    "MASTER_PORT": RENDEZVOUS,
-    "NODE_RANK": "device_mapping and num_gpus_per_node determine which node each worker runs on",
-    "NCCL_TIMEOUT": COLLECTIVE,
-    "TORCH_NCCL_TIMEOUT": COLLECTIVE,
-}
-"""Variables of other programs that roll does not read, with their replacements in roll."""
 
 
 def env_files() -> list[Path]:
@@ -105,7 +95,11 @@ def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping
     places = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
     places += [(f"{name} in {NAME}", name) for name in file]
     places += [(f"{name} in the environment", name) for name in environment if name not in file]
-    return [f"{place}: has no effect; {WITHOUT_EFFECT[name]}" for place, name in places if name in WITHOUT_EFFECT]
+    return [
+        f"{place}: has no effect; {VARIABLES_WITHOUT_EFFECT[name]}"
+        for place, name in places
+        if name in VARIABLES_WITHOUT_EFFECT
+    ]
 
 
 def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from roll.config.schema.faults import counterpart_of
 from roll.config.schema.fields import paths_of_key
+from roll.config.schema.foreign_names import HYDRA_FLAGS, HYDRA_PLUGINS
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.roles import ExperimentConfig
 from roll.config.shipped import experiments
@@ -21,37 +22,8 @@ from roll.errors import ConfigError, Fault
 PROGRAM = "python -m roll.pipeline"
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """Values of `--info`."""
-COMPLETION = (
-    "Hydra can only complete the keys of a program's default configuration, and ignores --config-name",
-    "--help lists the experiments, and `--cfg job` prints the keys of one",
-)
-REFUSED: Mapping[str, tuple[str, str]] = {
-    "--shell-completion": COMPLETION,
-    "-sc": COMPLETION,
-    "--experimental-rerun": (
-        "Hydra writes no files here from which a run could be repeated",
-        "start the same command again; with the same output_dir it continues from the last checkpoint",
-    ),
-}
-"""Flags of Hydra that are refused, with reason and remedy."""
 LAUNCHED = ("RANK", "LOCAL_RANK")
 """Variables that torchrun, `accelerate launch` and `deepspeed` set for each of their processes."""
-PLUGINS = {
-    "launcher": (
-        "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
-        "the jobs of a sweep run one after the other on the same devices, once all of them are checked",
-        "remove it; to run jobs in parallel, start one command for each, with its own output_dir "
-        "(examples/slurm/rlvr.sbatch is an example for Slurm)",
-    ),
-    "sweeper": (
-        "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
-        "all jobs of a sweep are checked before the first one starts, so a sweeper cannot choose a job by the result "
-        "of another",
-        "remove it, and list the values: --multirun KEY=A,B; for a search, start one command for each trial and read "
-        "metrics.jsonl in its output_dir",
-    ),
-}
-"""By kind of Hydra plugin: the only one that works, the reason why others do not, and the remedy."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,7 +96,7 @@ def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
     """Yield faults of launchers and sweepers other than Hydra's basic ones. `hydra` is Hydra's node of the composed
     configuration.
     """
-    for kind, (works, why, remedy) in PLUGINS.items():
+    for kind, (works, why, remedy) in HYDRA_PLUGINS.items():
         chosen = hydra[kind].get("_target_")
         if chosen != works:
             yield Fault(f"hydra/{kind}", f"{chosen}, but {why}", remedy)
@@ -134,7 +106,7 @@ def missing_plugin(problem: str) -> Fault | None:
     """Return the fault of a plugin that Hydra does not find, or None if Hydra's message `problem` is about something
     else.
     """
-    for kind, (_, why, remedy) in PLUGINS.items():
+    for kind, (_, why, remedy) in HYDRA_PLUGINS.items():
         if f"hydra/{kind}/" in problem:
             return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy)
     return None
@@ -143,8 +115,8 @@ def missing_plugin(problem: str) -> Fault | None:
 def _flag_faults(words: Sequence[str]) -> Iterator[Fault]:
     """Yield a fault for each flag among the words that the parser does not know."""
     for flag in (word.partition("=")[0] for word in words):
-        if flag in REFUSED:
-            yield Fault(flag, *REFUSED[flag])
+        if flag in HYDRA_FLAGS:
+            yield Fault(flag, *HYDRA_FLAGS[flag])
         elif flag.startswith("-"):
             yield _unknown_flag(flag)
 

@@ -25,19 +25,7 @@ from roll.config.schema.roles import RewardModelRole, RoleConfig
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-KERNEL_FILES = (
-    "proc",
-    "sysfs",
-    "cgroup",
-    "cgroup2",
-    "devpts",
-    "debugfs",
-    "tracefs",
-    "securityfs",
-    "mqueue",
-    "bpf",
-    "pstore",
-)
+KERNEL_FILES = re.compile("proc|sysfs|cgroup2?|devpts|debugfs|tracefs|securityfs|mqueue|bpf|pstore")
 DATA_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 
@@ -264,7 +252,7 @@ def _kernel_folder(folder: Path) -> str | None:
         return None
     above = [(mount, kind) for mount, kind in mounts if folder.resolve().is_relative_to(mount)]
     kind = max(above, key=lambda found: len(found[0]), default=("", ""))[1]
-    return kind if kind in KERNEL_FILES else None
+    return kind if KERNEL_FILES.fullmatch(kind) else None
 
 
 def _checkpoint(config: Config, found: DiskFacts) -> None:

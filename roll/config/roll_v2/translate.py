@@ -47,50 +47,9 @@ CLASSES = re.compile(r"(Detection|Video|Vlm|VLM|Geo3k|Diffusion|Image)\w*$")
 TEMPLATES = re.compile(r"(^|[-_])vl([-_]|$)", re.IGNORECASE)
 KEYS = re.compile(r"(image|images|video|videos|vlm|max_pixels|min_pixels|wan|diffusion)(_|$)")
 SECTIONS = ("model_args", "data_args", "strategy_args", "generating_args")
-
-
-def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
-    """Return a fault for each key, class, template or strategy that is about images, video or diffusion models."""
-    found = [*_keys((), values), *_blocks(values)]
-    return [
-        Fault(dotted(place), f"{printable(value)}: roll does not support images, video or diffusion models", REMEDY)
-        for place, value in found
-    ]
-
-
-def _blocks(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    rewards = values.get("rewards")
-    blocks = {(role,): values.get(role) for role in (*ROLES, "validation")}
-    blocks |= {("rewards", name): block for name, block in rewards.items()} if isinstance(rewards, dict) else {}
-    for place, block in blocks.items():
-        if not isinstance(block, dict):
-            continue
-        if CLASSES.search(str(block.get("worker_cls", ""))):
-            yield (*place, "worker_cls"), block["worker_cls"]
-        for name in SECTIONS:
-            section = block.get(name)
-            if isinstance(section, dict):
-                yield from _section((*place, name), section)
-
-
-def _section(place: tuple[str, ...], section: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    yield from _keys(place, section)
-    for key, is_of_pictures in (
-        ("template", lambda text: TEMPLATES.search(text)),
-        ("strategy_name", lambda text: text.startswith("diffusion")),
-        ("model_type", lambda text: text.startswith("diffusion")),
-    ):
-        value = section.get(key)
-        if isinstance(value, str) and is_of_pictures(value):
-            yield (*place, key), value
-
-
-def _keys(place: tuple[str, ...], block: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in block.items():
-        if value is not None and KEYS.match(str(key)):
-            yield (*place, str(key)), value
-
-
+DIFFUSION = re.compile("^diffusion")
+VALUES_OF_PICTURES = {"template": TEMPLATES, "strategy_name": DIFFUSION, "model_type": DIFFUSION, "worker_cls": CLASSES}
+"""By key, the values that are about images, video or diffusion models."""
 LENGTHS = ("prompt_length", "response_length")
 TRAINED = ("actor_train", "critic", "sft_train", "student")
 """Roles whose weights ROLL trains."""
@@ -135,6 +94,34 @@ class Translation:
         self.faults.append(Fault(place, problem, remedy))
 
 
+def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
+    """Return a fault for each key, class, template or strategy that is about images, video or diffusion models."""
+    owners = (ROLE, "validation", "rewards.*")
+    patterns = ["*", *(f"{owner}.{key}" for owner in owners for key in ("worker_cls", *(f"{s}.*" for s in SECTIONS)))]
+    faults = []
+    for place, block in (one for pattern in patterns for one in _matches(values, pattern.split("."))):
+        key, value = str(place[-1]), block[place[-1]]
+        refused = VALUES_OF_PICTURES.get(key)
+        if KEYS.match(key) and value is not None or len(place) > 1 and refused and refused.search(str(value)):
+            problem = f"{printable(value)}: roll does not support images, video or diffusion models"
+            faults.append(Fault(dotted(place), problem, REMEDY))
+    return faults
+
+
+def _matches(
+    values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the key paths that match a pattern, each with the block that contains its last key."""
+    if not isinstance(values, dict):
+        return
+    names = {"*": tuple(values), ROLE: ROLES}.get(pattern[0], (pattern[0],))
+    for step in (name for name in names if name in values):
+        if len(pattern) == 1:
+            yield (*above, step), values
+        else:
+            yield from _matches(values[step], pattern[1:], (*above, step))
+
+
 def translate(plain: dict[str, Any], references: str) -> Translation:
     """Translate ROLL's keys, values and device expressions to those of the schema.
 
@@ -169,20 +156,6 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _strategies(done)
     _devices(done)
     return done
-
-
-def _matches(
-    values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the key paths that match a pattern, each with the block that contains its last key."""
-    if not isinstance(values, dict):
-        return
-    names = {"*": tuple(values), ROLE: ROLES}.get(pattern[0], (pattern[0],))
-    for step in (name for name in names if name in values):
-        if len(pattern) == 1:
-            yield (*above, step), values
-        else:
-            yield from _matches(values[step], pattern[1:], (*above, step))
 
 
 def _agentic(done: Translation) -> None:

@@ -127,6 +127,14 @@ DEEPSPEED_BLOCKS: Mapping[str, tuple[Mapping[str, ValueKind], Mapping[str, tuple
 """By block of DeepSpeed, the kinds of its keys that are not in the schema (`deepspeed/runtime/zero/config.py`), and its
 refused keys.
 """
+HYDRA_FLAGS: Mapping[str, tuple[str, str]] = _refused(_TABLES["hydra_flags"])
+"""Flags of Hydra that are refused, with reason and remedy."""
+HYDRA_PLUGINS: Mapping[str, tuple[str, str, str]] = {
+    kind: (plugin["works"], plugin["why"], plugin["use"]) for kind, plugin in _TABLES["hydra_plugins"].items()
+}
+"""By kind of Hydra plugin: the only one that works, the reason why others do not, and the remedy."""
+VARIABLES_WITHOUT_EFFECT: Mapping[str, str] = _TABLES["variables"]
+"""Environment variables of other programs that roll does not read, with their replacements in roll."""
 
 VARIABLES: list[str] = _ROLL["variables"]
 """Root keys that ROLL's files use as variables in `${...}`. An unused one is accepted in a file, but refused on the
