@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from roll.config.load.flags import launcher_fault
+from roll.config.load.compose import launcher_fault
 from roll.config.plan.plan import Plan
 from roll.config.plan.show import WIDTH, show_plan
 from roll.config.schema.pipelines import Config

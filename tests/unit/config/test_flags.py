@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.load.flags import launcher_fault, plugin_faults
+from roll.config.load.compose import launcher_fault, plugin_faults
 from roll.pipeline import main
 from tests import limits
 
