@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roll.agents.environments.base import ENVIRONMENTS, TOOL_ERRORS, MalformedCalls, Message, Observation, Step
 from roll.agents.environments.checked import (
@@ -37,6 +37,9 @@ from roll.errors import ConfigError, EnvironmentFailed, Fault
 from roll.hosted.raised import raised_where
 from roll.hosted.served import Served, serve
 from roll.registry import nearest
+
+if TYPE_CHECKING:  # the import takes a second and is needed only for MCP servers
+    from roll.agents.mcp_tools import McpTools
 
 METHODS: Mapping[str, tuple[Any, ...]] = {"reset": ({}, 0), "step": ({},), "close": ()}
 """Methods that an environment must have, with example arguments."""
@@ -157,34 +160,10 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
         ) from error
 
 
-class Servers(Protocol):
-    """Tools of external servers, for one episode."""
-
-    schemas: list[Mapping[str, Any]]
-    """Schemas of all tools in OpenAI's format, available after `open`."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Return the names of all tools."""
-        ...
-
-    async def open(self) -> None:
-        """Connect to the servers and list their tools."""
-        ...
-
-    async def answer(self, call: Mapping[str, Any]) -> Answered:
-        """Call a tool and return its answer."""
-        ...
-
-    async def close(self) -> None:
-        """Close all connections, and end the servers that were started."""
-        ...
-
-
 class Hosted:
     """Answers calls of the domain's tools, and passes all other messages and calls to the environment."""
 
-    def __init__(self, environment: Any, tools: Tools, servers: Servers | None = None) -> None:
+    def __init__(self, environment: Any, tools: Tools, servers: McpTools | None = None) -> None:
         self._environment, self._tools, self._servers = environment, tools, servers
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
@@ -317,10 +296,10 @@ class Sessions(Served[Call]):
             await closed.close()
         return None
 
-    def _servers(self) -> Servers | None:
+    def _servers(self) -> McpTools | None:
         if not self._assignment.mcp:
             return None
-        from roll.agents.mcp_tools import McpTools  # the import takes a second and is needed only for MCP servers
+        from roll.agents.mcp_tools import McpTools
 
         return McpTools(self._assignment.mcp)
 
