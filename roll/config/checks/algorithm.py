@@ -121,11 +121,8 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
         config, "policy_loss", {key: names for key, names in own.items() if key not in SWITCHES}
     )
     if "topr_positive_weight" in loss.keys and not (config.topr_positive_weight or config.topr_negative_weight):
-        yield Fault(
-            "topr_positive_weight",
-            "0, and so is topr_negative_weight: the loss would be 0",
-            "set one of the weights above 0",
-        )
+        problem = "0, and so is topr_negative_weight: the loss would be 0"
+        yield Fault("topr_positive_weight", problem, "set one of the weights above 0")
 
 
 def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
@@ -207,11 +204,8 @@ def _off_policy_mask(config: RlvrConfig) -> Iterator[Fault]:
         f"{threshold:g}, but behaviour_log_probs is {source}: the behaviour policy equals the current policy in "
         f"every update"
     )
-    yield Fault(
-        "off_policy_mask_threshold",
-        problem,
-        "set behaviour_log_probs=engine or a mismatch_correction, or remove this key",
-    )
+    remedy = "set behaviour_log_probs=engine or a mismatch_correction, or remove this key"
+    yield Fault("off_policy_mask_threshold", problem, remedy)
 
 
 def _corrections(config: RlvrConfig) -> Iterator[Fault]:
@@ -220,28 +214,19 @@ def _corrections(config: RlvrConfig) -> Iterator[Fault]:
         value = getattr(config, key)
         if value is not None and getattr(settings, field) is None:
             users = ", ".join(other.name for other in CORRECTIONS.values() if getattr(other.traits, field) is not None)
-            yield Fault(
-                key,
-                f"{value:g}, but mismatch_correction {name} does not read it",
-                f"remove it, or choose one of: {users}",
-            )
+            problem = f"{value:g}, but mismatch_correction {name} does not read it"
+            yield Fault(key, problem, f"remove it, or choose one of: {users}")
     low = settings.low if config.mismatch_low is None else config.mismatch_low
     high = settings.high if config.mismatch_high is None else config.mismatch_high
     if low is not None and high is not None and low >= high:
-        yield Fault(
-            "mismatch_low",
-            f"{low:g} is not below the upper bound {high:g}: everything would be rejected",
-            "use a smaller number",
-        )
+        problem = f"{low:g} is not below the upper bound {high:g}: everything would be rejected"
+        yield Fault("mismatch_low", problem, "use a smaller number")
     if not is_corrected(config):
         return
     if ratio_source(config) == "engine":
         problem = f"'{name}', but behaviour_log_probs is engine: the ratio in the loss already makes this correction"
-        yield Fault(
-            "mismatch_correction",
-            problem,
-            "set behaviour_log_probs=trainer (or on_policy with one update per step), or remove it",
-        )
+        remedy = "set behaviour_log_probs=trainer (or on_policy with one update per step), or remove it"
+        yield Fault("mismatch_correction", problem, remedy)
     if config.policy_loss.traits.ratio == "sequence" and "token" in (settings.weight, settings.reject):
         problem = (
             f"'{name}' corrects token by token, but policy_loss {config.policy_loss} uses the ratio of whole sequences"
@@ -400,11 +385,8 @@ def _best_of(config: RlvrConfig) -> Iterator[Fault]:
 def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
     if config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches == 1:
         problem = "1: no further batch would be generated to replace dropped groups"
-        yield Fault(
-            "dynamic_sampling.max_num_gen_batches",
-            problem,
-            "set it to at least 2 (3 is usual), or remove dynamic_sampling",
-        )
+        remedy = "set it to at least 2 (3 is usual), or remove dynamic_sampling"
+        yield Fault("dynamic_sampling.max_num_gen_batches", problem, remedy)
 
 
 def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
@@ -482,11 +464,8 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
     ):
         problem = f"'{estimator}', but no reward of this run returns turns: every response would count as a single turn"
         known = ", ".join(rewards_with_turns())
-        yield Fault(
-            "adv_estimator",
-            problem,
-            f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce",
-        )
+        remedy = f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce"
+        yield Fault("adv_estimator", problem, remedy)
 
 
 def _estimators(wanted: Callable[[EstimatorTraits], bool]) -> str:
@@ -553,11 +532,8 @@ def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
         problem = (
             f"{config.kl_horizon} responses, but a step has {responses}: a single step could reduce the KL weight to 0"
         )
-        yield Fault(
-            "kl_horizon",
-            problem,
-            f"set it to at least {least}; {10 * responses} adapts the weight over about ten steps",
-        )
+        remedy = f"set it to at least {least}; {10 * responses} adapts the weight over about ten steps"
+        yield Fault("kl_horizon", problem, remedy)
 
 
 def credit_warnings(config: RlvrConfig) -> Iterator[str]:

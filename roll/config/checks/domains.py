@@ -136,11 +136,8 @@ def _unread(where: str, reward: RewardConfig, source: str, name: str) -> Iterato
 
 def _judge(where: str, reward: RewardConfig) -> Iterator[Fault]:
     if reward.judge_model_type is None:
-        yield Fault(
-            f"{where}.judge_model_type",
-            "missing",
-            "set it to inference (a model served in the run) or api (a model at a URL)",
-        )
+        remedy = "set it to inference (a model served in the run) or api (a model at a URL)"
+        yield Fault(f"{where}.judge_model_type", "missing", remedy)
     if reward.judge_pattern is not None:
         try:
             re.compile(reward.judge_pattern)
@@ -168,11 +165,8 @@ def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
     if reward.judge_model_name is None:
         yield Fault(f"{where}.judge_model_name", "missing", "set it to the model's name at judge_api_url")
     if reward.judge_api_url is None:
-        yield Fault(
-            f"{where}.judge_api_url",
-            "missing",
-            "set it to the base URL of the API, for example http://localhost:8000/v1",
-        )
+        remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
+        yield Fault(f"{where}.judge_api_url", "missing", remedy)
     else:
         yield from _url(f"{where}.judge_api_url", reward.judge_api_url)
     key = reward.judge_api_key_env
@@ -195,11 +189,8 @@ def _url(place: str, url: str) -> Iterator[Fault]:
         )
         return
     if parts.username or parts.password:
-        yield Fault(
-            place,
-            "the URL contains a user name or a password",
-            "remove them; judge_api_key_env names a variable with the key",
-        )
+        problem = "the URL contains a user name or a password"
+        yield Fault(place, problem, "remove them; judge_api_key_env names a variable with the key")
     elif not usable:
         remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
         yield Fault(place, f"'{url}' is not an http or https URL", remedy)
@@ -229,11 +220,8 @@ def _turns(config: RlvrConfig) -> Iterator[Fault]:
 def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Yield faults of the keys of environments, and of keys that cannot be combined with environments."""
     if not config.rewards and not config.environments:
-        yield Fault(
-            "rewards",
-            "missing, and there are no environments: nothing would be rewarded",
-            "add the reward of each domain",
-        )
+        problem = "missing, and there are no environments: nothing would be rewarded"
+        yield Fault("rewards", problem, "add the reward of each domain")
     yield from _lengths(config)
     yield from _rows(config)
     for domain, section in config.environments.items():
@@ -276,11 +264,8 @@ def _rows(config: RlvrConfig) -> Iterator[Fault]:
         for domain in one.rows:
             if domain not in config.environments:
                 problem = f"'{domain}' is not a domain of environments{nearest(domain, list(config.environments))}"
-                yield Fault(
-                    f"{places[name]}.rows.{domain}",
-                    problem,
-                    "use the name of an environment that generates its own tasks",
-                )
+                remedy = "use the name of an environment that generates its own tasks"
+                yield Fault(f"{places[name]}.rows.{domain}", problem, remedy)
 
 
 def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
@@ -408,10 +393,7 @@ def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
     given = {key: value for key, value in bounds if value is not None}
     read = BOUNDS_READ[query_filter.type]
     for key in given.keys() - set(read):
-        yield Fault(
-            f"{place}.{key}",
-            f"{given[key]:g}, but the type {query_filter.type} does not read it",
-            "remove it, or change the type",
-        )
+        problem = f"{given[key]:g}, but the type {query_filter.type} does not read it"
+        yield Fault(f"{place}.{key}", problem, "remove it, or change the type")
     if read and not given.keys() & set(read):
         yield Fault(place, f"has no bound, but the type is {query_filter.type}", f"set {' or '.join(read)}")

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.config.checks.algorithm import (
-    credit_faults,
-    credit_warnings,
-    loss_faults,
-    loss_warnings,
-    method_faults,
-)
+from roll.config.checks.algorithm import credit_faults, credit_warnings, loss_faults, loss_warnings, method_faults
 from roll.config.checks.domains import domain_faults, environment_warnings
 from roll.config.checks.offline import (
     column_faults,
@@ -80,10 +74,7 @@ def experiment_faults(config: Config) -> list[Fault]:
     else:
         faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
         faults += on_policy_distillation_faults(config)
-        faults += [
-            *_same_policy(config),
-            *domain_faults(config),
-        ]
+        faults += [*_same_policy(config), *domain_faults(config)]
     return faults
 
 
@@ -98,11 +89,8 @@ def _experiment(config: Config) -> Iterator[Fault]:
             remedy = f"remove it, or add it to track_with, which is {', '.join(trackers) or 'empty'}"
             yield Fault(f"tracker_kwargs.{name}", f"'{name}' is not a tracker of this run", remedy)
     if isinstance(config, RlvrConfig) and config.eval_steps and config.validation is None:
-        yield Fault(
-            "eval_steps",
-            f"{config.eval_steps}, but there is no validation block",
-            "add validation.data_args, or set eval_steps to 0",
-        )
+        problem = f"{config.eval_steps}, but there is no validation block"
+        yield Fault("eval_steps", problem, "add validation.data_args, or set eval_steps to 0")
 
 
 def _learner(config: Config) -> Iterator[Fault]:
@@ -125,11 +113,8 @@ def _held_out(validation: ValidationConfig) -> Iterator[Fault]:
                 f"{place}.data_args", "missing", "add the data file of the set's prompts, or rows of environments"
             )
     if not sets:
-        yield Fault(
-            "validation.data_args",
-            "missing, and there are no validation.sets",
-            "add the data file of one set, or several sets",
-        )
+        problem = "missing, and there are no validation.sets"
+        yield Fault("validation.data_args", problem, "add the data file of one set, or several sets")
     if validation.sets and (validation.data_args or validation.rows or "name" in validation.model_fields_set):
         key = "data_args" if validation.data_args else "rows" if validation.rows else "name"
         problem = "set, and so is validation.sets, where each set has its own name and data_args"
@@ -155,17 +140,11 @@ def _running(config: RlvrConfig) -> Iterator[Fault]:
     if most is None:
         return
     if strategy.traits.most_requests is None:
-        yield Fault(
-            "max_running_samples",
-            f"{most}, but {strategy.strategy_name} answers one prompt at a time",
-            "remove it, or use the strategy vllm",
-        )
+        problem = f"{most}, but {strategy.strategy_name} answers one prompt at a time"
+        yield Fault("max_running_samples", problem, "remove it, or use the strategy vllm")
     elif most < (engines := ranks(config.actor_infer) // strategy.traits.devices_per_rank):
-        yield Fault(
-            "max_running_samples",
-            f"{most}, but actor_infer has {engines} engines",
-            f"set it to at least {engines}, or remove it",
-        )
+        problem = f"{most}, but actor_infer has {engines} engines"
+        yield Fault("max_running_samples", problem, f"set it to at least {engines}, or remove it")
 
 
 def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -194,11 +173,8 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
     for switch, weight in (("use_kl_loss", "kl_loss_coef"), ("add_token_level_kl", "init_kl_coef")):
         on, coefficient = getattr(config, switch), getattr(config, weight)
         if on and not coefficient:
-            yield Fault(
-                weight,
-                f"0, but {switch} is true: the term would have no effect",
-                f"set it above 0 (0.001 is usual), or set {switch}=false",
-            )
+            problem = f"0, but {switch} is true: the term would have no effect"
+            yield Fault(weight, problem, f"set it above 0 (0.001 is usual), or set {switch}=false")
         if coefficient and not on:
             yield Fault(switch, f"false, but {weight} is {coefficient:g}", f"set {switch}=true, or remove {weight}")
     if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:

@@ -45,11 +45,8 @@ def on_policy_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
         return
     for key in OWN:
         if key in config.model_fields_set:
-            yield Fault(
-                key,
-                f"{getattr(config, key)}, but there is no teacher",
-                "add a teacher block (strategy_name: hf_infer), or remove it",
-            )
+            problem = f"{getattr(config, key)}, but there is no teacher"
+            yield Fault(key, problem, "add a teacher block (strategy_name: hf_infer), or remove it")
 
 
 def _domains(config: RlvrConfig) -> Iterator[Fault]:
@@ -76,11 +73,8 @@ def _domains(config: RlvrConfig) -> Iterator[Fault]:
             taught_by.setdefault(domain, name)
     if untaught := [domain for domain in config.domains if domain not in taught_by]:
         problem = f"no teacher for the domain(s) {', '.join(untaught)}"
-        yield Fault(
-            "teachers",
-            problem,
-            "add them to a teacher's domains; a run distils on all of its domains or on none of them",
-        )
+        remedy = "add them to a teacher's domains; a run distils on all of its domains or on none of them"
+        yield Fault("teachers", problem, remedy)
 
 
 Rows = Literal["prompts", "responses", "labelled", "pairs"]
@@ -122,17 +116,11 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
                 f"{where}.{key}", f"missing{given}", f"set it to the column of {meaning.get(key, 'the worse response')}"
             )
     if columns.chosen and columns.chosen == columns.rejected:
-        yield Fault(
-            f"{where}.rejected",
-            f"'{columns.rejected}' is also the column of chosen",
-            "set it to the column of the worse response",
-        )
+        problem = f"'{columns.rejected}' is also the column of chosen"
+        yield Fault(f"{where}.rejected", problem, "set it to the column of the worse response")
     if columns.messages and columns.system:
-        yield Fault(
-            f"{where}.system",
-            f"'{columns.system}', but messages contain their own system message",
-            "remove it, or use prompt",
-        )
+        problem = f"'{columns.system}', but messages contain their own system message"
+        yield Fault(f"{where}.system", problem, "remove it, or use prompt")
     if not columns.file_name:
         yield Fault(f"{where}.file_name", "[] names no file", "list at least one file")
     arguments = columns.chat_template_kwargs or {}
@@ -141,20 +129,14 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
         yield Fault(f"{where}.chat_template_kwargs.{key}", problem, "write true or false without quotes")
     shares = columns.domain_interleave_probs
     if shares is not None and not any(shares.values()):
-        yield Fault(
-            f"{where}.domain_interleave_probs",
-            f"{shares} has no share above 0",
-            "give at least one domain a share above 0",
-        )
+        problem = f"{shares} has no share above 0"
+        yield Fault(f"{where}.domain_interleave_probs", problem, "give at least one domain a share above 0")
 
 
 def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault]:
     if columns.input and not columns.prompt and not columns.text:
-        yield Fault(
-            f"{where}.input",
-            f"'{columns.input}', but prompt is not set",
-            "set prompt to the column with the first part of the prompt",
-        )
+        problem = f"'{columns.input}', but prompt is not set"
+        yield Fault(f"{where}.input", problem, "set prompt to the column with the first part of the prompt")
     if columns.text and rows == "responses":
         for key in ("messages", "prompt", "input", "response", "system"):
             if getattr(columns, key):
@@ -189,21 +171,15 @@ def _held_out(config: OfflineConfig) -> Iterator[Fault]:
     if given is not None:
         yield from column_faults("validation.data_args", given, rows_of(config))
     if shares is not None and not shares[0]:
-        yield Fault(
-            "data_split",
-            f"{_listed(shares)} leaves nothing to train on",
-            "give the first part a share, for example [9,1,0]",
-        )
+        problem = f"{_listed(shares)} leaves nothing to train on"
+        yield Fault("data_split", problem, "give the first part a share, for example [9,1,0]")
     if shares is not None and given is not None:
         yield Fault(
             "validation.data_args", f"set together with data_split {_listed(shares)}", "set only one of the two"
         )
     if shares is None and block is not None and given is None:
-        yield Fault(
-            "validation.data_args",
-            "missing, and there is no data_split",
-            "add the held-out rows, or set data_split=[9,1,0]",
-        )
+        problem = "missing, and there is no data_split"
+        yield Fault("validation.data_args", problem, "add the held-out rows, or set data_split=[9,1,0]")
     if config.eval_steps and given is None and not (shares and shares[1]):
         problem = f"{config.eval_steps}, but there are no held-out rows"
         yield Fault("eval_steps", problem, "add validation.data_args or data_split=[9,1,0], or set eval_steps to 0")

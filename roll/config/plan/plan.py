@@ -66,18 +66,9 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     Raises:
         ConfigError: the configuration has faults. The error lists all of them.
     """
-    faults = [
-        *earlier,
-        *placement_faults(config),
-        *experiment_faults(config),
-        *batch_faults(config),
-    ]
+    faults = [*earlier, *placement_faults(config), *experiment_faults(config), *batch_faults(config)]
     found = check_disk(config)
-    faults += [
-        *variable_faults(config),
-        *found.faults,
-        *backend_faults(config, found.shapes),
-    ]
+    faults += [*variable_faults(config), *found.faults, *backend_faults(config, found.shapes)]
     warnings = [*placement_warnings(config), *batch_warnings(config), *experiment_warnings(config), *found.warnings]
     missing = [*found.missing, *backend_needs(config, found.shapes)]
     if config.dry_run:

@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from roll.config.schema.base import StrictConfig
 
-BACKENDS = [
-    "roll.engines.vllm.settings",
-    "roll.engines.hf.settings",
-    "roll.training.deepspeed.settings",
-]
+BACKENDS = ["roll.engines.vllm.settings", "roll.engines.hf.settings", "roll.training.deepspeed.settings"]
 """Modules with the blocks of the strategies, one for each backend. They are imported by name, because backends import
 the configuration, but the configuration knows none of them.
 """

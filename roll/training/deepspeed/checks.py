@@ -203,17 +203,11 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Itera
     count = ranks(role)
     for key in QUANTISED:
         if extra.get(key) is True and not role.device_mapping:
-            yield Fault(
-                f"{where}.{key}",
-                "true, but DeepSpeed quantises only on GPUs, and the role has no device_mapping",
-                "remove it",
-            )
+            problem = "true, but DeepSpeed quantises only on GPUs, and the role has no device_mapping"
+            yield Fault(f"{where}.{key}", problem, "remove it")
         elif extra.get(key) is True and zero.stage != 3:
-            yield Fault(
-                f"{where}.{key}",
-                f"true, but stage {zero.stage} does not shard weights",
-                "use stage 3, or remove this key",
-            )
+            problem = f"true, but stage {zero.stage} does not shard weights"
+            yield Fault(f"{where}.{key}", problem, "use stage 3, or remove this key")
     if extra.get("zero_quantized_gradients") is True and role.model_args.lora_target:
         problem = "true, but DeepSpeed 0.19 crashes with a misaligned address when it quantises an adapter's gradients"
         yield Fault(
@@ -256,11 +250,8 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
             problem = (
                 "true, but tensor_parallel.autotp_size is 1, so no two ranks have the same activations to partition"
             )
-            yield Fault(
-                f"{where}.{key}",
-                problem,
-                f"remove it; to save GPU memory, {ON_HOST} keeps the inputs of layers in host memory",
-            )
+            remedy = f"remove it; to save GPU memory, {ON_HOST} keeps the inputs of layers in host memory"
+            yield Fault(f"{where}.{key}", problem, remedy)
 
 
 def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -389,17 +380,11 @@ def _optimizer(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Ite
         problem = f"'muon' updates whole matrices, but stage {zero.stage} gives each rank a flat part of them"
         yield Fault(where, problem, "use adamw, or stage 0 if each device can hold the model and its optimizer states")
     elif chosen == "muon" and settings.tensor_parallel_size > 1:
-        yield Fault(
-            where,
-            "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them",
-            "use adamw, or remove autotp_size",
-        )
+        problem = "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them"
+        yield Fault(where, problem, "use adamw, or remove autotp_size")
     if chosen == "adamw_8bit" and not role.device_mapping:
-        yield Fault(
-            where,
-            "'adamw_8bit' keeps its states on a GPU, but the role has no device_mapping",
-            "use adamw, or give it GPUs",
-        )
+        problem = "'adamw_8bit' keeps its states on a GPU, but the role has no device_mapping"
+        yield Fault(where, problem, "use adamw, or give it GPUs")
     elif chosen == "adamw_8bit" and zero.offload_optimizer and zero.offload_optimizer.device != "none":
         problem = (
             f"'adamw_8bit' keeps its states on a GPU, but offload_optimizer.device is {zero.offload_optimizer.device}"
@@ -456,11 +441,8 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
                 f"{where}.lr_scheduler_kwargs.min_lr", problem, "set min_lr_rate instead, which is a fraction of each"
             )
         elif least >= rate:
-            yield Fault(
-                f"{where}.lr_scheduler_kwargs.{key}",
-                f"{least:g}, but learning_rate is {rate:g}",
-                "set it below learning_rate",
-            )
+            problem = f"{least:g}, but learning_rate is {rate:g}"
+            yield Fault(f"{where}.lr_scheduler_kwargs.{key}", problem, "set it below learning_rate")
     if kind == "constant" and (arguments.warmup_steps or arguments.warmup_ratio):
         warmup = (
             f"warmup_steps is {arguments.warmup_steps}"
