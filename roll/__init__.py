@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from roll.api import load_config as load_config
     from roll.api import train as train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 PUBLIC = ("EvaluationResult", "Request", "TrainResult", "evaluate", "load_config", "train")
 
 

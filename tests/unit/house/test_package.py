@@ -44,6 +44,16 @@ def test_changelog_has_dated_section_of_version() -> None:
     assert re.fullmatch(rf"{re.escape(roll.__version__)} \(\d{{4}}-\d\d-\d\d\)", headings[1])
 
 
+def test_changelog_entries_are_one_line() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith(" ")] == []
+
+
+def test_releases_begin_with_notes() -> None:
+    releases = re.split(r"^## .+\n\n", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[2:]
+    assert releases and all(release[0].isalpha() for release in releases)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_command_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module, function = SCRIPTS[name].split(":")
