@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.ifeval import generated
-from roll.rewards.functions import instructions as sentences
 from roll.rewards.functions.ifeval import CHECKS, ifeval
-from roll.rewards.functions.instructions import INSTRUCTIONS
+from roll.rewards.functions.instructions import INSTRUCTIONS, sentences
 from roll.types import Prompt
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "ifeval", {})
