@@ -27,14 +27,9 @@ from roll.errors import Fault
 from roll.registry import nearest
 
 SERVED = (
-    "model_args",
-    "strategy_args",
-    "device_mapping",
-    "template",
-    "world_size",
-    "max_tokens_per_microbatch",
+    "model_args", "strategy_args", "device_mapping", "template", "world_size", "max_tokens_per_microbatch",
     "infer_batch_size",
-)
+)  # fmt: skip
 READ = {
     "api": {"judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score", "generating_args"}
     | {key for key in ModelRewardKeys.model_fields if key.startswith("judge_")},
@@ -43,15 +38,8 @@ READ = {
 }
 """By kind of reward model: the keys that it reads, apart from those that every reward reads."""
 OF_FUNCTIONS = (
-    "reward_args",
-    "timeout",
-    "memory_gib",
-    "max_processes",
-    "world_size",
-    "group",
-    "concurrency",
-    "normalise",
-)
+    "reward_args", "timeout", "memory_gib", "max_processes", "world_size", "group", "concurrency", "normalise",
+)  # fmt: skip
 SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BOUNDS_READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}

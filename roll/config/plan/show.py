@@ -26,69 +26,37 @@ from roll.config.schema.secrets import redacted
 from roll.system.sizes import GIB
 
 MODEL = (
-    "lora_target",
-    "lora_rank",
-    "lora_alpha",
-    "lora_dropout",
-    "dtype",
-    "gradient_checkpointing",
+    "lora_target", "lora_rank", "lora_alpha", "lora_dropout", "dtype", "gradient_checkpointing",
     "attn_implementation",
-)
+)  # fmt: skip
 ADAPTER = MODEL[1:4]
 """Keys that have no effect if all weights are trained."""
 ZERO = ("stage", "offload_optimizer", "offload_optimizer.device", "offload_param", "offload_param.device")
 TRAINING = (
-    "optimizer",
-    "learning_rate",
-    "lora_learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "warmup_ratio",
+    "optimizer", "learning_rate", "lora_learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio",
     "weight_decay",
-)
+)  # fmt: skip
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seeded")
 RLVR: Mapping[str, Sequence[str]] = {
     "Advantages": (
-        "adv_estimator",
-        "gamma",
-        "norm_mean_type",
-        "norm_std_type",
-        "whiten_advantages",
-        "dynamic_sampling",
+        "adv_estimator", "gamma", "norm_mean_type", "norm_std_type", "whiten_advantages", "dynamic_sampling",
     ),
     "Loss": (
-        "policy_loss",
-        "pg_clip",
-        "pg_clip_low",
-        "pg_clip_high",
-        "dual_clip_loss",
-        "loss_agg_mode",
-        "entropy_loss_coef",
-        "ppo_epochs",
+        "policy_loss", "pg_clip", "pg_clip_low", "pg_clip_high", "dual_clip_loss", "loss_agg_mode",
+        "entropy_loss_coef", "ppo_epochs",
     ),
     "Correction": ("behaviour_log_probs", "mismatch_correction", "mismatch_cap"),
     "KL": (
-        "use_kl_loss",
-        "kl_loss_coef",
-        "kl_loss_type",
-        "add_token_level_kl",
-        "init_kl_coef",
-        "kl_penalty",
+        "use_kl_loss", "kl_loss_coef", "kl_loss_type", "add_token_level_kl", "init_kl_coef", "kl_penalty",
         "target_kl",
     ),
-}
+}  # fmt: skip
 OTHERS: Mapping[str, Sequence[str]] = {
     "Loss": (
-        "loss_on",
-        "preference_loss",
-        "beta",
-        "label_smoothing",
-        "simpo_gamma",
-        "reference_log_probs",
-        "divergence",
-        "temperature",
-    )
-}
+        "loss_on", "preference_loss", "beta", "label_smoothing", "simpo_gamma", "reference_log_probs",
+        "divergence", "temperature",
+    ),
+}  # fmt: skip
 """Keys to show for offline pipelines."""
 COMMON: Mapping[str, Sequence[str]] = {
     "Steps": ("save_steps", "eval_steps", "seed", "max_grad_norm", "resume_from_checkpoint"),
