@@ -97,7 +97,7 @@ def test_packed_hybrid_updates_equal_adamw_on_single_sequences(
 
 
 def test_multimodal_engine_receives_names_of_its_checkpoint(tmp_path: Path) -> None:
-    from roll.engines.vllm.plugin import text_tensors
+    from roll.weight_sync.vllm_plugin import text_tensors
 
     seeing = build_hybrid("seeing")
     trained = load_causal_model(str(write_hybrid(tmp_path, "seeing")), ModelConfig.model_validate({"dtype": "fp32"}))

@@ -17,7 +17,7 @@ PROGRAM = """
 import multiprocessing, os, time
 
 def engine(said):
-    from roll.engines.vllm.plugin import register
+    from roll.weight_sync.vllm_plugin import register
     register()  # as vLLM does in each of its processes
     said.send(os.getpid())
     time.sleep(3600)

