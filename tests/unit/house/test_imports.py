@@ -37,7 +37,7 @@ ROOMS = ["shipped", "schema", "derived", "roll_v2", "load", "checks", "plan", "d
 KEPT_TO = {
     "ray": ["roll/ray/*"],
     "deepspeed": ["roll/training/deepspeed/*"],
-    "vllm": ["roll/engines/vllm/*"],
+    "vllm": ["roll/engines/vllm/*", "roll/weight_sync/vllm_plugin.py"],
     "renderers": ["roll/data/renderers/families.py"],
     "filelock": ["roll/system/own_folder.py"],
     "aiohttp": ["roll/agents/gateway/server.py"],
