@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.deepspeed_table import Cell
 from roll.algorithms.divergence import Distillation
 from roll.algorithms.losses import Loss, NegativeLogLikelihood, ValueLoss
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.algorithms.preference import BradleyTerry, Dpo, PreferenceLoss
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing

@@ -34,12 +34,12 @@ from rich.table import Table
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.roles import RewardConfig
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.running import Running
+from roll.engines.pool import Running
 from roll.ray.cluster import ClusterSession, cluster
 from roll.ray.group import WorkerGroup
 from roll.ray.placement import worker_placements

@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     os.environ |= {"DS_ACCELERATOR": device}
-    from roll.algorithms.policy_loss import PolicyLoss
+    from roll.algorithms.objectives import PolicyLoss
     from roll.config.derived.model_shape import read_shape
     from roll.models.flops import TrainingFlops
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs, TokenLosses
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.types import Bools, TrainBatch
 
 

@@ -4,6 +4,8 @@ from disk.
 Reads and tokenises the conversation of a row, for rewards that need the question. Pure functions.
 
 Warnings about rows that were left out, or that name no reward domain.
+
+Finds the reward domain of a row. Pure functions.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -27,7 +29,6 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import ChatTemplate, Render, render_example, renderer, template_remedy
 from roll.data.native import special_marks
-from roll.data.routes import DEFAULT_DOMAIN, DomainRoutes, tag_routes
 from roll.data.rows import Conversation, RowFault, prompt_conversation, read_row, remarks_of, template_arguments
 from roll.data.sources import find_sources
 from roll.data.tables import (
@@ -50,8 +51,93 @@ from roll.data.tables import (
     row_faults,
 )
 from roll.data.unwritten import UNWRITTEN, Unwritten
-from roll.errors import DataError, Fault
-from roll.types import Ints, Prompt
+from roll.errors import ConfigError, DataError, Fault
+from roll.registry import nearest
+from roll.types import Bools, Ints, Prompt
+
+DEFAULT_DOMAIN = "math_rule"
+"""Name of the reward domain of rows that name no domain, as in ROLL."""
+
+
+class Label(NamedTuple):
+    """The values of a row's two columns that decide its domain; None for an empty one."""
+
+    domain: str | None
+    tag: str | None
+
+
+@dataclass(frozen=True)
+class DomainRoutes:
+    """Maps labels to reward domains."""
+
+    domains: tuple[str, ...]
+    """All domains: those in `rewards`, then those only in `environments`."""
+    of_tag: Mapping[str, str]
+    """Domain of each tag."""
+
+    def labels(self, domains: NDArray, tags: NDArray) -> Sequence[Label]:
+        """Return the labels [rows] of a table from its columns of domains and tags, whose values are strings or
+        None.
+        """
+        return [Label(*pair) for pair in zip(domains.tolist(), tags.tolist(), strict=True)]
+
+    def domain_index(self, label: Label) -> int:
+        """Return the index of a row's domain in `domains`, -1 if it has none."""
+        found = self._named(label) or (DEFAULT_DOMAIN if DEFAULT_DOMAIN in self.domains else None)
+        return self.domains.index(found) if found else -1
+
+    def is_default(self, label: Label) -> bool:
+        """Whether only `DEFAULT_DOMAIN` can take the row, because neither its domain nor its tag leads to an existing
+        domain.
+        """
+        return self._named(label) is None
+
+    def _named(self, label: Label) -> str | None:
+        if label.domain in self.domains:
+            return label.domain
+        if label.tag is not None:
+            return self.of_tag.get(label.tag)
+        return self.domains[0] if len(self.domains) == 1 else None
+
+    def faults(self, labels: Sequence[Label], usable: Bools, tag_column: str) -> list[tuple[int, RowFault]]:
+        """Return the position and the fault of each usable row that belongs to no domain."""
+        if DEFAULT_DOMAIN in self.domains:
+            return []
+        wrong = [place for place, label in enumerate(labels) if usable[place] and self.domain_index(label) < 0]
+        return [(place, self._fault(labels[place], tag_column)) for place in wrong]
+
+    def _fault(self, label: Label, tag_column: str) -> RowFault:
+        if label.tag is None:
+            reason, problem = (
+                f"no '{tag_column}'",
+                f"column '{tag_column}' is missing or empty, so no reward domain scores the row",
+            )
+        else:
+            hint = nearest(label.tag, list(self.of_tag))
+            reason, problem = "tag without a domain", f"no reward domain includes the tag '{label.tag}'{hint}"
+        known = ", ".join(sorted(self.of_tag))
+        remedy = f"list its tag in the `tag_included` of a reward, or set the row's '{tag_column}' to one of: {known}"
+        return RowFault(reason, problem, f"{remedy}; or add a domain `{DEFAULT_DOMAIN}`, which takes all other rows")
+
+
+def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict[str, str]:
+    """Return the domain of each tag.
+
+    Raises:
+        ConfigError: two domains claim the same tag.
+    """
+    routes: dict[str, str] = {}
+    faults: list[Fault] = []
+    for domain, section in sections.items():
+        for tag in section.tag_included or (domain,):
+            if routes.setdefault(tag, domain) != domain:
+                remedy = "a tag can belong to one domain only; remove it from one of the two `tag_included`"
+                problem = f"claims the tag '{tag}', as does the domain '{routes[tag]}'"
+                place = "environments" if isinstance(section, EnvironmentConfig) else "rewards"
+                faults.append(Fault(f"{place}.{domain}.tag_included", problem, remedy))
+    if faults:
+        raise ConfigError(faults)
+    return routes
 
 
 def requested_conversation(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Conversation:

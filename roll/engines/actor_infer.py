@@ -16,8 +16,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from roll.backend import EngineActivity, GenerateStrategy
-from roll.engines.pool import EnginePool
-from roll.engines.running import Running
+from roll.engines.pool import EnginePool, Running
 from roll.errors import RollError, WorkerDied, WorkerLate
 from roll.ray.device_sharing import Residency
 from roll.ray.group import LOOK_SECONDS, WorkerGroup

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import WorkerDied
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.system.event_loop import guarded
 from roll.system.signs import ProcessActivity, process_activity
 from roll.system.tree import Problem, ProcessFinding, end_family, find_stopped

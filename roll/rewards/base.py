@@ -13,7 +13,7 @@ from roll.config.derived.domains import is_async, only_side_by_side
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
 from roll.registry import Registry, nearest
-from roll.rewards.parts import RewardPart
+from roll.rewards.verdicts import RewardPart
 from roll.types import FP32_MAX, RewardOutcome, RewardResult
 
 RewardFunction = Callable[..., Any]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roll.rewards.judges.judge import AnswerPattern
-from roll.rewards.parts import parts_of
-from roll.rewards.verdicts import PartTraits
+from roll.rewards.verdicts import PartTraits, parts_of
 from roll.types import Episode, RewardOutcome
 
 if TYPE_CHECKING:  # reward processes do not import the schema

@@ -17,8 +17,17 @@ from typing import Any
 from roll.config.schema.roles import RewardConfig
 from roll.hosted.frames import Reply
 from roll.hosted.process import HostedProcess, Hosting, Loss, settle
-from roll.rewards.parts import parts_of, summed
-from roll.rewards.verdicts import Entry, PartTraits, RewardAssignment, crashed, read_results, read_traits, timed_out
+from roll.rewards.verdicts import (
+    Entry,
+    PartTraits,
+    RewardAssignment,
+    crashed,
+    parts_of,
+    read_results,
+    read_traits,
+    summed,
+    timed_out,
+)
 from roll.system.sizes import GIB
 from roll.system.tree import TreeBounds
 from roll.types import Prompt, RewardResult

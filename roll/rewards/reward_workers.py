@@ -10,8 +10,8 @@ from roll.config.schema.roles import RewardConfig
 from roll.hosted.worker import SLACK, HostedSettings, HostedWorker
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
-from roll.rewards.parts import normalised
 from roll.rewards.process import RewardProcess
+from roll.rewards.verdicts import normalised
 from roll.types import Prompt, RewardResult
 
 REPLACED = 30.0

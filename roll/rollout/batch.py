@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roll.algorithms.returns import EpisodeTurns
+from roll.algorithms.advantages import EpisodeTurns
 from roll.algorithms.shaping import Overlong, is_long_and_wrong, overlong_penalty
 from roll.errors import RollError
 from roll.rollout.record import token_log_probs, token_versions

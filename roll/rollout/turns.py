@@ -10,7 +10,7 @@ from os.path import commonprefix
 
 import numpy as np
 
-from roll.algorithms.returns import EpisodeTurns
+from roll.algorithms.advantages import EpisodeTurns
 from roll.rollout.record import cut
 from roll.types import Episode, Floats, Ints, Segment
 

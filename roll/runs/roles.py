@@ -40,7 +40,7 @@ from roll.config.schema.roles import (
     RoleConfig,
 )
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.running import Running, running_limits
+from roll.engines.pool import Running, running_limits
 from roll.models.load import PackedPolicy, load_policy
 from roll.models.value import load_values
 from roll.ray.cluster import RECORD, ClusterSession
@@ -53,8 +53,7 @@ from roll.rewards.judges.reward_models import ApiJudge, ApiSettings, JudgeEngine
 from roll.rewards.reward_workers import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.runs.role_models import model_path, model_shape, training_flops
 from roll.system.own_folder import remove_ownerless
-from roll.training.actor_train import ActorTrain, Critic, TrainShape
-from roll.training.scoring import Reference, Teacher
+from roll.training.actor_train import ActorTrain, Critic, Reference, Teacher, TrainShape
 
 S = TypeVar("S")
 

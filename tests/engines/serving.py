@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from roll.backend_settings import Settings
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from tests import limits
 from tests.engines.ranks import free_port
 

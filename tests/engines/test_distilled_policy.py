@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.divergence import DistilledPolicy, Divergence
-from roll.algorithms.objectives import Ppo
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss, Ppo
 from roll.backend import Rank
 from roll.data import packing
 from roll.engines.hf.settings import HfScoreSettings

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.algorithms.advantages import Normalisation
-from roll.algorithms.objectives import Gspo, Ppo
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import Gspo, PolicyLoss, Ppo
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import add_lora, load_causal_model

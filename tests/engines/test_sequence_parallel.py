@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss, ValueLoss
-from roll.algorithms.objectives import Gspo, Ppo
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import Gspo, PolicyLoss, Ppo
 from roll.algorithms.preference import BradleyTerry
 from roll.backend import TrainStrategy
 from roll.backend_settings import ModelLoader

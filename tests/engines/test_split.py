@@ -13,8 +13,7 @@ from torch import Tensor
 
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
-from roll.algorithms.objectives import Cispo, Gspo, KlCov, Ppo
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import Cispo, Gspo, KlCov, PolicyLoss, Ppo
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import load_causal_model

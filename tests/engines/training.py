@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.schema.model import ModelConfig, TrainingConfig

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.backend import Rank
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.models.load import load_policy

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.aggregation import loss_weights
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.backend import MicroBatch, Rank
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing

@@ -22,8 +22,8 @@ from roll.data.native import ASKED
 from roll.data.prompts import prepare_prompts, warn_of_routes, warn_of_rows
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
+from roll.data.sampler import Joined, Prompts, Tasks
 from roll.data.tables import EMBEDDING_REMEDY
-from roll.data.tasks import Joined, Prompts, Tasks
 from roll.errors import DataError, Fault
 from roll.rollout.group import Generator, GroupSampler, Scorer, SingleTurns
 from roll.rollout.turns import Locate

@@ -12,7 +12,7 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.ends import EndOfTurn
 from roll.data.renderers.base import ChatRenderer
-from roll.data.tasks import Prompts
+from roll.data.sampler import Prompts
 from roll.models.load import check_readable, load_tokenizer
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward

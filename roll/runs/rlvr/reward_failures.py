@@ -18,7 +18,7 @@ from roll.config.load.env_file import secrets_of
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.parts import parts_of
+from roll.rewards.verdicts import parts_of
 from roll.rollout.group import Scorer
 from roll.tracking.base import Notice
 from roll.tracking.fanout import Tracking

@@ -31,14 +31,14 @@ from roll.data.chat import TemplateFault
 from roll.data.prompts import PromptSet
 from roll.data.renderers.base import ChatRenderer
 from roll.data.rows import RowFault
-from roll.data.tasks import Joined, Prompts
+from roll.data.sampler import Joined, Prompts
 from roll.errors import BadInput, ConfigError, DataError, EnvironmentFailed, Fault
 from roll.hosted.process import HostedProcessFailed
 from roll.rewards.answers import ground_truth
 from roll.rewards.judges.judge import answer_pattern
-from roll.rewards.parts import RewardPart, parts_of
 from roll.rewards.passing import Bar, Bars, bars_of, bars_of_judge
 from roll.rewards.process import RewardProcess
+from roll.rewards.verdicts import RewardPart, parts_of
 from roll.runs.rlvr.reward_models import judge_template
 from roll.system.event_loop import run_in_loop
 from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult

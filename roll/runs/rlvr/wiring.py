@@ -22,8 +22,7 @@ from roll.algorithms.advantages import Normalisation
 from roll.algorithms.corrections import Correction, MismatchCorrection
 from roll.algorithms.divergence import DistilledPolicy
 from roll.algorithms.losses import Loss, ValueLoss
-from roll.algorithms.objectives import OBJECTIVES, Objective
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import OBJECTIVES, Objective, PolicyLoss
 from roll.algorithms.shaping import Overlong
 from roll.config.derived.domains import own_tasks
 from roll.config.derived.fixed_roles import PREFIX, taught_domains, teacher_roles
@@ -35,8 +34,7 @@ from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, ReferenceConfig
 from roll.data.ends import EndOfTurn, ends_of
 from roll.data.renderers.base import ChatRenderer
-from roll.data.sampler import PromptSampler
-from roll.data.tasks import FIRST_HELD_OUT, Prompts
+from roll.data.sampler import FIRST_HELD_OUT, Prompts, PromptSampler
 from roll.engines.actor_infer import ActorInfer
 from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.models.thinking import ResponseTexts
@@ -70,8 +68,7 @@ from roll.runs.run_context import PreparedRun, RunContext
 from roll.runs.teacher import DomainTeacher, StepTeachers, Teacher, Teaching, teaching
 from roll.tracking.base import Watch
 from roll.tracking.fanout import Tracking
-from roll.training.actor_train import ActorTrain, Critic
-from roll.training.scoring import Reference
+from roll.training.actor_train import ActorTrain, Critic, Reference
 from roll.types import RolloutGroup, Sampling
 from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync

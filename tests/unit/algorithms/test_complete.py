@@ -16,8 +16,7 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.divergence import DistilledPolicy
 from roll.algorithms.losses import Loss
 from roll.algorithms.methods import CORRECTIONS, ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES
-from roll.algorithms.objectives import OBJECTIVES
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import OBJECTIVES, PolicyLoss
 from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Mixture, PreferenceLoss
 from tests.unit.algorithms import test_distilled_policy, test_preference, test_properties, test_split
 from tests.unit.docs.pages import first_column

@@ -18,8 +18,7 @@ from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import LossInputs
 from roll.algorithms.methods import CORRECTIONS as METHODS
 from roll.algorithms.methods import Level
-from roll.algorithms.objectives import PolicyGradient, Ppo
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyGradient, PolicyLoss, Ppo
 
 PRESETS = {name: method.traits for name, method in METHODS.items() if name != "none"}
 INFINITY = float("inf")

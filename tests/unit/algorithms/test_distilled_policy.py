@@ -17,8 +17,7 @@ from torch import Tensor
 
 from roll.algorithms.divergence import Distillation, DistilledPolicy, Divergence
 from roll.algorithms.losses import Loss
-from roll.algorithms.objectives import ClipCov, Ppo
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import ClipCov, PolicyLoss, Ppo
 from roll.backend import MicroBatch
 from roll.models.packed_score import packed_inputs, scored_only
 from roll.models.student import chunked_divergence

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages import Normalisation, Scores, advantages
+from roll.algorithms.advantages import EpisodeTurns, Normalisation, Scores, advantages
 from roll.algorithms.moments import Scope
-from roll.algorithms.returns import EpisodeTurns
 from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 NONE = Normalisation()

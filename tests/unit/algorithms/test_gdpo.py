@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import exact_advantages
-from roll.rewards.parts import normalised
+from roll.rewards.verdicts import normalised
 from roll.runs.rlvr.wiring import credit
 from roll.types import RewardResult
 from tests.unit.algorithms.build import build

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages import Normalisation, Scores, advantages
-from roll.algorithms.returns import EpisodeTurns
+from roll.algorithms.advantages import EpisodeTurns, Normalisation, Scores, advantages
 from tests.unit.algorithms.build import scores
 
 Played = tuple[int, list[tuple[float, str]]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from roll.algorithms.kl import adapted_coefficient, token_kl
 from roll.algorithms.losses import LossInputs
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.config.schema.rlvr import RlvrConfig
 
 KL_IN_LOSS = get_args(RlvrConfig.model_fields["kl_loss_type"].annotation)

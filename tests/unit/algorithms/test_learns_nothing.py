@@ -19,7 +19,7 @@ from roll.config.checks.algorithm import credit_faults
 from roll.config.checks.domains import filter_faults
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.parts import normalised
+from roll.rewards.verdicts import normalised
 from roll.runs.rlvr.wiring import kept_groups
 from roll.types import RewardResult, RolloutGroup
 from tests.unit.algorithms.build import build

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood
-from roll.algorithms.objectives import Ppo
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss, Ppo
 
 
 def tensor(*values: float) -> Tensor:

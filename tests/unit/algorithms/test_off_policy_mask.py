@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.losses import LossInputs
-from roll.algorithms.objectives import Dppo, Gspo, Objective, PolicyGradient, Ppo, Sapo
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import Dppo, Gspo, Objective, PolicyGradient, PolicyLoss, Ppo, Sapo
 
 LENGTHS = [4, 1, 0, 7, 3]
 OBJECTIVES: list[Objective] = [Ppo(), PolicyGradient(), Gspo(0.05, 0.1), Sapo(), Dppo()]

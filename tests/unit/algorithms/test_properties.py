@@ -22,8 +22,19 @@ from roll.algorithms.divergence import Distillation, DistilledPolicy
 from roll.algorithms.kl import token_kl
 from roll.algorithms.losses import Loss, LossInputs, NegativeLogLikelihood, ValueLoss
 from roll.algorithms.methods import CORRECTIONS as METHODS
-from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import (
+    Cispo,
+    ClipCov,
+    Dppo,
+    Gmpo,
+    Gspo,
+    KlCov,
+    PolicyGradient,
+    PolicyLoss,
+    Ppo,
+    Sapo,
+    Topr,
+)
 from roll.algorithms.preference import BradleyTerry, PreferenceLoss
 from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights, overlong_penalty
 from roll.config.schema.rlvr import RlvrConfig

@@ -23,11 +23,11 @@ from roll.algorithms.objectives import (
     KlCov,
     Objective,
     PolicyGradient,
+    PolicyLoss,
     Ppo,
     Sapo,
     Topr,
 )
-from roll.algorithms.policy_loss import PolicyLoss
 from roll.algorithms.ratios import ratio_of
 
 OBJECTIVES: list[Objective] = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.returns import discounted, discounted_end, gae, turn_returns
+from roll.algorithms.advantages import discounted, discounted_end, gae, turn_returns
 from tests.unit.algorithms.build import responses
 
 MASKS = st.lists(st.text("x.", min_size=1, max_size=7).map(lambda mask: "." + mask), min_size=1, max_size=6)

@@ -18,14 +18,25 @@ from torch import Tensor, nn
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import Loss, NegativeLogLikelihood, ValueLoss
 from roll.algorithms.methods import CORRECTIONS as METHODS
-from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import (
+    Cispo,
+    ClipCov,
+    Dppo,
+    Gmpo,
+    Gspo,
+    KlCov,
+    PolicyGradient,
+    PolicyLoss,
+    Ppo,
+    Sapo,
+    Topr,
+)
 from roll.algorithms.preference import BradleyTerry
 from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data import packing
 from roll.models.packed_score import packed_inputs, scored_only
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
 from roll.training.actor_train import ActorTrain, TrainShape
 from roll.training.deepspeed.strategy import loss_inputs

@@ -23,7 +23,7 @@ import yaml
 from roll.algorithms.advantages import Normalisation, Scores, advantages
 from roll.algorithms.losses import LossInputs
 from roll.algorithms.methods import EstimatorTraits, PolicyLossTraits, PreferenceTraits
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.algorithms.preference import PreferenceLoss
 from roll.backend import Rank, ScoreStrategy
 from roll.config.load.user_code import inspect_user_code
@@ -31,14 +31,14 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.packing import concatenate
 from roll.data.rows import prompt_conversation
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
 from roll.rewards.process import RewardProcess
 from roll.tracking import trackers
 from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking
 from roll.tracking.jsonl import JsonlTracker
-from roll.training.scoring import Reference
+from roll.training.actor_train import Reference
 from roll.types import Prompt, RewardOutcome, RewardResult, Sequences
 from tests import limits
 from tests.unit.docs.pages import ROOT, Block, blocks, read

@@ -11,7 +11,7 @@ import yaml
 
 from roll.algorithms.losses import ValueLoss
 from roll.algorithms.methods import KINDS
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.config.schema.fields import ANY_NAME, walk
 from roll.config.schema.pipelines import PIPELINES
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
@@ -40,7 +40,7 @@ WRITERS = (
     "rollout/credit.py",
     "rollout/scheduler.py",
     "algorithms/losses.py",
-    "algorithms/policy_loss.py",
+    "algorithms/objectives.py",
     "training/deepspeed/strategy.py",
     "models/routers.py",
     "training/actor_train.py",

@@ -16,7 +16,7 @@ import pytest
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency
 from roll.rollout.batch import Shaping
 from roll.rollout.credit import Credit, CreditAssignment

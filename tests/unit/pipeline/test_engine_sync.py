@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.pool import RESTARTS
-from roll.engines.running import Running
+from roll.engines.pool import RESTARTS, Running
 from roll.errors import RollError, WorkerDied
 from roll.ray.device_sharing import DeviceSharing, Residency
 from roll.runs.device_phases import DevicePhases

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roll.algorithms.losses import Loss, ValueLoss
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate

@@ -16,7 +16,7 @@ import pytest
 
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.data.examples import Example, ExampleSequence
 from roll.errors import RollError
 from roll.ray.device_sharing import DeviceSharing

@@ -15,8 +15,7 @@ import pytest
 
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.parts import parts_of, summed
-from roll.rewards.verdicts import crashed, timed_out
+from roll.rewards.verdicts import crashed, parts_of, summed, timed_out
 from roll.rollout.group import Scorer
 from roll.runs.rlvr.reward_failures import MOST_KINDS, OTHERS, Reported, RewardFailures, kind_of, reported, totalled
 from roll.tracking.fanout import Tracking

@@ -15,8 +15,19 @@ import pytest
 from roll.algorithms.corrections import Correction
 from roll.algorithms.divergence import DistilledPolicy
 from roll.algorithms.methods import CORRECTIONS, POLICY_LOSSES, CorrectionTraits, Method, PolicyLossTraits, readers
-from roll.algorithms.objectives import Cispo, ClipCov, Dppo, Gmpo, Gspo, KlCov, PolicyGradient, Ppo, Sapo, Topr
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import (
+    Cispo,
+    ClipCov,
+    Dppo,
+    Gmpo,
+    Gspo,
+    KlCov,
+    PolicyGradient,
+    PolicyLoss,
+    Ppo,
+    Sapo,
+    Topr,
+)
 from roll.config.derived.methods import BOUNDS
 from roll.config.schema.rlvr import RlvrConfig
 from roll.runs.rlvr import wiring as wire_loss

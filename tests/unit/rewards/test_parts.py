@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.parts import RewardPart, normalised, parts_of, summed
+from roll.rewards.verdicts import RewardPart, normalised, parts_of, summed
 from roll.types import RewardOutcome, RewardResult, TurnReward
 
 EPSILON = 1e-6

@@ -11,10 +11,9 @@ from roll.config.shipped import known_rewards
 from roll.errors import ConfigError
 from roll.rewards.base import RewardTraits, load_reward, reward_of, traits_of
 from roll.rewards.judges.judge import answer_pattern
-from roll.rewards.parts import RewardPart, summed
-from roll.rewards.parts import parts_of as parts_of_domain
 from roll.rewards.passing import USUAL, Bar, Bars, bars_of, bars_of_judge, passed
-from roll.rewards.verdicts import PartTraits
+from roll.rewards.verdicts import PartTraits, RewardPart, summed
+from roll.rewards.verdicts import parts_of as parts_of_domain
 from roll.types import Episode, Prompt, RewardOutcome, RewardResult
 from tests.unit.rewards.running import PROMPT
 from tests.unit.rollout.build import make_episode

@@ -15,7 +15,7 @@ from roll.rewards.base import REWARDS, load_reward, reward_of, rewards_of
 from roll.rewards.choices import letter_of, stated_letter
 from roll.rewards.functions.exact_match import exact_match
 from roll.rewards.functions.multiple_choice import multiple_choice
-from roll.rewards.parts import RewardPart
+from roll.rewards.verdicts import RewardPart
 from roll.types import Prompt, RewardOutcome
 from tests.growth import ABOUT_LINEAR, growth
 

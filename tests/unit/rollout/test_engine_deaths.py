@@ -13,8 +13,7 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.pool import RESTARTS
-from roll.engines.running import Running, running_limits
+from roll.engines.pool import RESTARTS, Running, running_limits
 from roll.errors import WorkerDied
 from roll.rollout.group import SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING, RolloutScheduler

@@ -19,7 +19,7 @@ from roll.agents.environments.frozen_lake import FrozenLake
 from roll.config.schema.offline import SftConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.renderers.families import chat_renderer
-from roll.data.tasks import FIRST_HELD_OUT
+from roll.data.sampler import FIRST_HELD_OUT
 from roll.types import Ints
 from tests.unit.tiny.test_experiments import load
 

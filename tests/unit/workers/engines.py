@@ -10,7 +10,7 @@ import numpy as np
 
 from roll.backend import EngineActivity, GenerateStrategy
 from roll.errors import WorkerDied
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from roll.backend import GenerateStrategy
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.running import Running, running_limits
+from roll.engines.pool import Running, running_limits
 from roll.errors import RollError
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling, Session
 from tests import limits
 from tests.streams import whole

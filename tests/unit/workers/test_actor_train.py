@@ -12,12 +12,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from roll.algorithms.policy_loss import PolicyLoss
+from roll.algorithms.objectives import PolicyLoss
 from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
 from roll.data.packing import FILLER, concatenate
 from roll.errors import WeightSyncError
 from roll.models.flops import TrainingFlops
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
 from roll.training.actor_train import ActorTrain, TrainShape, merge, merge_buckets, micro_batches_of
 from roll.types import TrainBatch

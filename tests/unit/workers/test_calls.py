@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roll.backend import GenerateStrategy, TrainStrategy
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from tests import limits
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from roll.backend import EngineActivity, GenerateStrategy
 from roll.engines.actor_infer import ActorInfer
-from roll.engines.pool import MOST_LATE, PROBE_EVERY, RESTARTS
-from roll.engines.running import Running, running_limits
+from roll.engines.pool import MOST_LATE, PROBE_EVERY, RESTARTS, Running, running_limits
 from roll.errors import DataError, EngineShortage, Fault, RollError, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.device_sharing import Residency
 from roll.rewards.judges.reward_models import JudgeEngines

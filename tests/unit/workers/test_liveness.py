@@ -10,7 +10,7 @@ import pytest
 
 from roll.errors import WorkerDied
 from roll.ray import liveness
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.ray.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, Paced, WorkerProcess
 from roll.system.tree import Problem, ProcessFinding
 from tests import limits

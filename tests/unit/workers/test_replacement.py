@@ -10,7 +10,7 @@ import pytest
 
 from roll.config.schema.roles import RewardConfig
 from roll.errors import WorkerDied, WorkerFailed, WorkerLate
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import REPLACEMENTS, Replaced
 from roll.rewards.reward_workers import Rewards

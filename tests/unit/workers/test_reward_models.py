@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from roll.config.schema.roles import RewardConfig
-from roll.engines.running import Running
-from roll.ray.calls import Ranks
+from roll.engines.pool import Running
+from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
 from roll.rewards.judges.chat_api import ApiModel
 from roll.rewards.judges.judge import JudgeReply

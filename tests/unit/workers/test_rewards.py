@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from roll.config.schema.roles import RewardConfig
-from roll.ray.calls import Ranks
+from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
 from roll.rewards.reward_workers import REPLACED, SLACK, Rewards, RewardWorker, longest
 from roll.types import Prompt, RewardResult

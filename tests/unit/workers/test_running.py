@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.backend import EngineActivity
-from roll.engines.running import LOWERED, SPARE, Running, RunningLimit, running_limits
+from roll.engines.pool import LOWERED, SPARE, Running, RunningLimit, running_limits
 
 
 def activity(preemptions: int | None, use: float | None) -> EngineActivity:
