@@ -475,9 +475,9 @@ class HostedProcess(ABC, Generic[C, T]):
         self._end()
         self._begin(asyncio.get_running_loop().time())
         begun = list(self._begun)
-        self._lost(self._take_back(), begun, loss)
+        self._lost(self._withdraw_calls(), begun, loss)
 
-    def _take_back(self) -> dict[int, C]:
+    def _withdraw_calls(self) -> dict[int, C]:
         """Return the unanswered calls of an ended child by number, in order."""
         sent = {number: call for number, (_, call) in self._sent.items()}
         self._sent.clear()

@@ -73,8 +73,8 @@ class WatchedGroup(Protocol):
 class Nodes(Protocol):
     """The nodes of the cluster by id. None is the driver's node."""
 
-    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
-        """See `process_states.examine`."""
+    async def process_findings(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
+        """See `find_stopped`."""
         ...
 
     async def end_family(self, node_id: str | None, pid: int) -> None:
@@ -143,7 +143,7 @@ class Liveness:
         """Return the findings for processes of a node, None if the node does not answer."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._nodes.examine(node_id, pids)
+                return await self._nodes.process_findings(node_id, pids)
         except (TimeoutError, RayError, OSError) as error:
             LOG.info("node %s does not report the states of its processes: %s", node_id, error)
             return None
@@ -186,18 +186,18 @@ class Liveness:
 
 
 class RayNodes:
-    """Implements `Nodes` and `Lookers`: checks the driver's node in a thread, and every other node by an actor
+    """Implements `Nodes` and `ActivityReaders`: checks the driver's node in a thread, and every other node by an actor
     there.
     """
 
     def __init__(self) -> None:
         self._probes: dict[str | None, Any] = {}
 
-    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
+    async def process_findings(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         """See `Nodes`."""
         if is_own(node_id):
             return await asyncio.to_thread(find_stopped, pids)
-        return await self._probe(node_id).examine.remote(dict(pids))
+        return await self._probe(node_id).process_findings.remote(dict(pids))
 
     async def end_family(self, node_id: str | None, pid: int) -> None:
         """See `Nodes`."""
@@ -206,11 +206,13 @@ class RayNodes:
         else:
             await self._probe(node_id).end_family.remote(pid)
 
-    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
-        """See `Lookers`."""
+    async def process_activities(
+        self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]
+    ) -> list[ProcessActivity]:
+        """See `ActivityReaders`."""
         if is_own(node_id):
             return await asyncio.to_thread(_activities, asked)
-        return await self._probe(node_id).look.remote(list(asked))
+        return await self._probe(node_id).process_activities.remote(list(asked))
 
     def _probe(self, node_id: str | None) -> Any:
         if node_id not in self._probes:
@@ -229,16 +231,16 @@ def is_own(node_id: str | None) -> bool:
 class Probe:
     """An actor that checks the processes of its node."""
 
-    def examine(self, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
-        """See `process_states.examine`."""
+    def process_findings(self, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
+        """See `find_stopped`."""
         return find_stopped(pids)
 
     def end_family(self, pid: int) -> None:
         """See `process_states.end_family`."""
         end_family(pid)
 
-    def look(self, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
-        """See `signs.look`."""
+    def process_activities(self, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
+        """See `roll.system.signs`."""
         return _activities(asked)
 
 

@@ -65,18 +65,20 @@ class ObservedGroup(Protocol):
         ...
 
 
-class Lookers(Protocol):
+class ActivityReaders(Protocol):
     """The nodes of the cluster by id. None is the driver's node."""
 
-    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
-        """Call `signs.look` for several processes of a node."""
+    async def process_activities(
+        self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]
+    ) -> list[ProcessActivity]:
+        """Call `roll.system.signs` for several processes of a node."""
         ...
 
 
 class RoleActivity:
     """Observes the roles' processes. It remembers how far each log was read, and the latest stage of each process."""
 
-    def __init__(self, lookers: Lookers) -> None:
+    def __init__(self, lookers: ActivityReaders) -> None:
         self._lookers = lookers
         self._ends: dict[Path, int] = {}
         self._stages: dict[Path, str] = {}
@@ -102,7 +104,7 @@ class RoleActivity:
         begin = max(state.begin, self._ends.get(state.log, 0))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                [found] = await self._lookers.look(state.node_id, [(state.pid, state.log, begin)])
+                [found] = await self._lookers.process_activities(state.node_id, [(state.pid, state.log, begin)])
         except (TimeoutError, RayError, OSError) as error:
             LOG.info("node %s does not report the activity of its processes: %s", state.node_id, error)
             return None

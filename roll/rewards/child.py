@@ -134,7 +134,7 @@ class _Call(NamedTuple):
         return verdicts(returned, self.responses) if self.group else [checked_result(returned, self.responses[0])]
 
 
-class Rewards(Served[_Call]):
+class HostedRewards(Served[_Call]):
     """The reward functions of a domain."""
 
     def __init__(self, assignment: RewardAssignment) -> None:
@@ -188,4 +188,4 @@ class Rewards(Served[_Call]):
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]), Rewards)
+    serve(int(sys.argv[1]), int(sys.argv[2]), HostedRewards)

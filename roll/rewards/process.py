@@ -223,7 +223,7 @@ class RewardProcess(HostedProcess[_Batch, tuple[PartTraits, ...]]):
                 replaced,
             )
         self._end()
-        self._put_back(self._take_back())
+        self._put_back(self._withdraw_calls())
 
     def _put_back(self, sent: Mapping[int, _Batch]) -> None:
         """Queue unanswered calls of an ended child again."""

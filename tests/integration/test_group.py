@@ -147,7 +147,7 @@ async def group_of_two(logs: Path, readable: bool = True, replica_size: int = 1)
 
 
 def is_stopped(probe: Any, pid: int) -> bool:
-    return ray.get(probe.examine.remote({pid: True})) == {pid: ProcessFinding(Problem.STOPPED, pid)}
+    return ray.get(probe.process_findings.remote({pid: True})) == {pid: ProcessFinding(Problem.STOPPED, pid)}
 
 
 async def finds_what_is_stopped(logs: Path) -> None:

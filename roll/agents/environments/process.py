@@ -37,7 +37,7 @@ CHILD = "roll.agents.environments.child"
 
 
 @dataclass(eq=False)
-class _Asked:
+class _SessionCall:
     """A call of one method of one session's environment."""
 
     session: int
@@ -46,7 +46,7 @@ class _Asked:
     done: asyncio.Future[Any]
 
 
-class EnvironmentProcess(HostedProcess[_Asked, MalformedCalls]):
+class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
     """Holds the environments of one domain. Must be used from a single asyncio event loop."""
 
     def __init__(self, domain: str, section: EnvironmentConfig, start_seconds: float) -> None:
@@ -64,7 +64,7 @@ class EnvironmentProcess(HostedProcess[_Asked, MalformedCalls]):
         place, envs = f"environments.{domain}", section.system_envs
         hosting = Hosting(CHILD, "environment", place, "reply", assignment, envs, bounds, start_seconds)
         super().__init__(hosting, read_malformed_calls)
-        self._waiting: deque[_Asked] = deque()
+        self._waiting: deque[_SessionCall] = deque()
         self._sessions: dict[int, str] = {}
         """By session: why its child was lost; empty while it has one."""
 
@@ -97,7 +97,7 @@ class EnvironmentProcess(HostedProcess[_Asked, MalformedCalls]):
         if session not in self._sessions:
             raise NeighbourFailed("the worker that held the environment's process was replaced")
         if why := self._sessions[session]:
-            raise _beside(why)
+            raise _lost_with_process(why)
         return await self._ask(session, "step", (message,))
 
     async def end(self, session: int) -> None:
@@ -113,7 +113,7 @@ class EnvironmentProcess(HostedProcess[_Asked, MalformedCalls]):
         """Make a call. It continues if the caller is cancelled: the child still works on it, and the next call must
         wait.
         """
-        asked = _Asked(session, method, given, asyncio.get_running_loop().create_future())
+        asked = _SessionCall(session, method, given, asyncio.get_running_loop().create_future())
         asked.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         self._waiting.append(asked)
         self._serve_soon()
@@ -136,7 +136,7 @@ class EnvironmentProcess(HostedProcess[_Asked, MalformedCalls]):
             calls.append(Call(number, seal, asked.session, asked.method, asked.given))
         return calls
 
-    def _answered(self, call: _Asked, reply: Reply) -> None:
+    def _answered(self, call: _SessionCall, reply: Reply) -> None:
         outcome = outcome_of(call.method, reply)
         del self._sent[reply.number], self._begun[reply.number]
         if isinstance(outcome, EnvironmentFailed):
@@ -144,7 +144,7 @@ class EnvironmentProcess(HostedProcess[_Asked, MalformedCalls]):
         elif not call.done.done():
             call.done.set_result(outcome)
 
-    def _lost(self, sent: Mapping[int, _Asked], begun: Sequence[int], loss: Loss) -> None:
+    def _lost(self, sent: Mapping[int, _SessionCall], begun: Sequence[int], loss: Loss) -> None:
         culprit = sent[begun[0]] if loss.is_late else None
         failed, several = EnvironmentFailed(loss.why), ""
         if culprit is not None:
@@ -159,12 +159,14 @@ class EnvironmentProcess(HostedProcess[_Asked, MalformedCalls]):
             is_neighbour = culprit is not None and asked is not culprit
             settle(
                 asked.done,
-                _beside(failed.why) if is_neighbour else EnvironmentFailed(f"{failed.why}{several}", failed.reason),
+                _lost_with_process(failed.why)
+                if is_neighbour
+                else EnvironmentFailed(f"{failed.why}{several}", failed.reason),
             )
         others = [asked for asked in self._waiting if asked.session not in fresh]
         self._waiting = deque(asked for asked in self._waiting if asked.session in fresh)
         for asked in others:
-            settle(asked.done, _beside(failed.why))
+            settle(asked.done, _lost_with_process(failed.why))
 
     def _abandon(self, error: BaseException) -> None:
         for asked in (*self._waiting, *(asked for _, asked in self._sent.values())):
@@ -173,6 +175,6 @@ class EnvironmentProcess(HostedProcess[_Asked, MalformedCalls]):
         self._sessions.update(dict.fromkeys(self._sessions, f"it failed: {error}"))
 
 
-def _beside(why: str) -> NeighbourFailed:
+def _lost_with_process(why: str) -> NeighbourFailed:
     """Return the failure of a session that did not cause the loss of its process."""
     return NeighbourFailed(f"its process was ended because of another environment in it: {why}")

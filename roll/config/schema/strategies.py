@@ -17,7 +17,7 @@ def strategies(*methods: str) -> tuple[type[StrategyConfig], ...]:
     return tuple(block for block in blocks if all(hasattr(block, method) for method in methods))
 
 
-def one_of(*methods: str) -> Any:
+def strategies_with(*methods: str) -> Any:
     """Return the type of a key `strategy_args` that takes the strategies with these methods."""
     blocks = strategies(*methods)
     return blocks[0] if len(blocks) == 1 else Annotated[Union[blocks], Field(discriminator="strategy_name")]  # noqa: UP007
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     GeneratingStrategy: TypeAlias = StrategyConfig
     ServingStrategy: TypeAlias = StrategyConfig
 else:
-    AnyStrategy = one_of()
-    TrainingStrategy = one_of("train_settings")
-    ScoringStrategy = one_of("score_settings")
-    GeneratingStrategy = one_of("generate_settings")
-    ServingStrategy = one_of("generate_settings", "reward_settings")
+    AnyStrategy = strategies_with()
+    TrainingStrategy = strategies_with("train_settings")
+    ScoringStrategy = strategies_with("score_settings")
+    GeneratingStrategy = strategies_with("generate_settings")
+    ServingStrategy = strategies_with("generate_settings", "reward_settings")

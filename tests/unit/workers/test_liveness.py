@@ -42,7 +42,7 @@ class Machine:
         self.ended: list[tuple[str | None, int]] = []
         self.is_silent = False
 
-    async def examine(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
+    async def process_findings(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         self.asked.append((node_id, dict(pids)))
         if self.is_silent and node_id == "far":
             raise TimeoutError

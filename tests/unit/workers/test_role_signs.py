@@ -21,7 +21,9 @@ class Machine:
         self.asked: list[tuple[str | None, int | None, int]] = []
         self.is_silent = self.compiles = False
 
-    async def look(self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
+    async def process_activities(
+        self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]
+    ) -> list[ProcessActivity]:
         if self.is_silent:
             raise TimeoutError
         self.asked += [(node_id, pid, begin) for pid, _, begin in asked]
