@@ -1,9 +1,6 @@
-"""Token losses of an update, before aggregation. Pure tensor functions.
-
-The load-balancing loss of a mixture of experts. It grows as a router sends tokens to fewer experts. A pure tensor
-function.
-
-The loss of a critic: the squared error of its values against the returns. Pure tensor functions.
+"""Losses of an update as pure tensor functions: the token losses before aggregation, the loss of a critic (the squared
+error of its values against the returns), and the load-balancing loss of a mixture of experts, which grows as a router
+sends tokens to fewer experts.
 """
 
 from __future__ import annotations

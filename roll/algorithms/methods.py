@@ -1,21 +1,8 @@
-"""A method selected by a configuration key: its name, its own keys, and its traits, which the configuration checks
-use.
+"""The methods that a configuration key selects: estimators, policy losses, preference losses and corrections. A method
+has a name, its own keys, and traits, which the configuration checks use.
 
-The bound of the adaptive KL controller, shared by `roll/algorithms/kl.py` and the configuration checks.
-
-The corrections of `mismatch_correction`: their weights, rejections and usual bounds.
-
-`Correction` in `roll/algorithms/corrections.py` implements all built-in corrections. They differ only in these
-settings.
-
-The advantage estimators of `adv_estimator`. Their functions are in `roll/algorithms/advantages.py`.
-
-The policy terms of `policy_loss`. Their classes are in `roll/algorithms/objectives.py`.
-
-The losses of `preference_loss`. Their classes are in `roll/algorithms/preference.py`.
-
-The configuration keys that select a method, their built-in methods, and the requirements for user-defined
-methods.
+Their functions and classes are in `advantages.py`, `objectives.py`, `preference.py` and `corrections.py`. One class
+implements all built-in corrections, which differ only in the settings here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,5 @@
-"""Prompts for RL. All rows are checked, rendered and tokenised before training starts; during training they are read
-from disk.
-
-Reads and tokenises the conversation of a row, for rewards that need the question. Pure functions.
-
-Warnings about rows that were left out, or that name no reward domain.
-
-Finds the reward domain of a row. Pure functions.
+"""Prompts for RL. All rows are checked, assigned to a reward domain, rendered and tokenised before training starts;
+during training they are read from disk. Rows that are left out, or that name no domain, are warned about.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The child process (served.py) makes one call at a time, or several concurrently. It is killed if a call exceeds its
 deadline and the child does not end it itself, if the child and its descendants exceed their limit of memory or
 processes, or if it sends a message that does not answer a call in progress. A child that died or was killed is replaced
-when there are further calls. What becomes of its unanswered calls is up to the kind of user code.
+when there are further calls. The subclass decides whether its unanswered calls fail or are repeated.
 
 A child is a fresh interpreter, never a fork of this process, and imports only the modules that its user code needs.
 """

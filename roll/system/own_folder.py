@@ -1,7 +1,5 @@
-"""Private folders of a process, which the process locks while it runs. Later processes remove the folders of dead
-processes.
-
-File locks. The kernel releases a lock when the process that holds it ends for any reason.
+"""Private folders of a process, and the file locks that hold them. The kernel releases a lock when the process that
+holds it ends for any reason; later processes then remove the folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Facades of the trained roles, including the policy.
-
-Facade of the value function.
-
-Distributes sequences over a role's replicas for forward passes without a gradient, and reassembles the results.
+"""Facades of the roles that train or score: the policy, the value function, and the reference and teachers, whose
+sequences are distributed over the replicas and reassembled.
 """
 
 from __future__ import annotations

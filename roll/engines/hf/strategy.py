@@ -1,7 +1,5 @@
-"""Strategies that run transformers on one device: scoring of given sequences, and generation on machines without
-vLLM.
-
-Runs a reward model in transformers on one device. Sequences are packed, and each gets one score.
+"""Strategies that run transformers on one device: scoring of given sequences, generation on machines without vLLM, and
+reward models, which give each packed sequence one score.
 """
 
 from __future__ import annotations

@@ -1,12 +1,5 @@
-"""Wires the offline pipelines: their shared loop, and the parts that each pipeline adds.
-
-Wires SFT into the offline loop.
-
-Wires preference optimisation into the offline loop.
-
-Wires the training of reward models into the offline loop.
-
-Wires distillation into the offline loop.
+"""Wires the offline pipelines: the loop that they share, and the rows, batch, loss and metrics of SFT, preference
+optimisation, reward models and distillation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
-"""Builds DeepSpeed's configuration, process groups, optimizer and schedule from the role's keys.
-
-The optimizers and learning-rate schedules of `training_args`, over groups of trained parameters.
-
-Ensures that only one process of roll compiles DeepSpeed's ops at a time, wherever in DeepSpeed the compilation
-starts.
-
-Gives each process private swap folders on NVMe, because DeepSpeed names swap files only by rank and parameter.
+"""Builds what a DeepSpeed strategy needs from the role's keys: the configuration, the process groups, the optimizer and
+schedule over groups of trained parameters, and private swap folders on NVMe, because DeepSpeed names swap files only by
+rank and parameter. Only one process of roll compiles DeepSpeed's ops at a time.
 """
 
 from __future__ import annotations
