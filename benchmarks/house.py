@@ -1,4 +1,5 @@
 """Counts what a reader of roll must hold in the head: files, lines, names, and the files that a row and a call pass.
+Also counts the assertions that break if a message is worded better.
 
     python benchmarks/house.py [CHECKOUT] [--run]
 
@@ -68,6 +69,12 @@ PRIVATE_WORDS = frozenset(
     }
 )
 """Words of definitions that say nothing to an engineer of the field."""
+WORD = re.compile(r"""[("'`]*[A-Za-z]+(?:['-][a-z]+)*[)"'`]*[,.:;?!]?""")
+"""A word of letters, with its punctuation."""
+SENTENCE_WORDS = 5
+"""Fewest words of letters that make a sentence."""
+TEXT_SEARCHES = frozenset({"startswith", "endswith", "count", "index", "search", "match", "fullmatch"})
+"""Methods and functions that compare a text with their argument."""
 RECORDER = """
 import os, sys
 class Recorder:
@@ -148,6 +155,7 @@ def counts(checkout: Path, journeys: Mapping[str, Sequence[str]]) -> dict[str, s
         ),
         "words of the longest test name": f"{len(longest.split('_')) - 1} ({longest})",
         "test names of more than eight words": str(sum(len(name.split("_")) > 9 for name in test_names(checkout))),
+        "assertions that quote a sentence": str(len(sentence_places(checkout))),
     }
 
 
@@ -187,6 +195,65 @@ def test_names(checkout: Path) -> list[str]:
     files = sorted((checkout / "tests").rglob("test_*.py"))
     found = (definition for path in files for definition in definitions(path.name, path.read_text(encoding="utf-8")))
     return [each.name for each in found if each.is_public and not each.is_class and each.name.startswith("test_")]
+
+
+def sentence_places(checkout: Path) -> list[str]:
+    """Return `file:line` of every assertion of the tests that quotes a sentence."""
+    return [
+        f"{path.relative_to(checkout)}:{line}"
+        for path in sorted((checkout / "tests").rglob("*.py"))
+        for line in sentence_lines(path.read_text(encoding="utf-8"))
+    ]
+
+
+def sentence_lines(text: str) -> list[int]:
+    """Return the lines of a test's text whose assertion quotes a sentence: an `assert` that compares with one, or
+    `pytest.raises` or `pytest.warns` with one as `match`.
+    """
+    nodes = (node for node in ast.walk(ast.parse(text)) if any(map(is_sentence, compared(node))))
+    return sorted(node.lineno for node in nodes if isinstance(node, (ast.Assert, ast.Call)))
+
+
+def is_sentence(text: str) -> bool:
+    """Return whether a line of a text or of a regular expression is prose: at least five words of letters, of which
+    the lowercase ones are more than half of all words, with single spaces between them.
+    """
+
+    def is_prose(line: str) -> bool:
+        words = line.strip().split(" ")
+        plain = [word for word in words if WORD.fullmatch(word)]
+        return "" not in words and len(plain) >= SENTENCE_WORDS and 2 * sum(map(str.islower, plain)) > len(words)
+
+    return any(map(is_prose, re.sub(r"\\(.)", r"\1", text).splitlines()))
+
+
+def compared(node: ast.AST) -> Iterator[str]:
+    """Yield the literals that an assertion compares with: the sides of comparisons, what a text is searched for, and
+    `match`.
+    """
+    if isinstance(node, ast.Assert):
+        for part in ast.walk(node.test):
+            if isinstance(part, ast.Compare):
+                yield from literals(part.left, *part.comparators)
+            elif (
+                isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in TEXT_SEARCHES
+            ):
+                yield from literals(*part.args)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("raises", "warns"):
+        yield from literals(*(keyword.value for keyword in node.keywords if keyword.arg == "match"))
+
+
+def literals(*nodes: ast.AST) -> Iterator[str]:
+    """Yield the texts in expressions, with `{}` for the values of an f-string. What a function is called with is its
+    input; only the values of a record, whose name begins with a capital letter, are compared.
+    """
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2][:1].isupper():
+            yield from literals(*ast.iter_child_nodes(node))
 
 
 def imported(checkout: Path) -> int:

@@ -1,11 +1,11 @@
-"""The counts of the house: definitions, doubles, and journeys whose functions exist."""
+"""The counts of the house: definitions, doubles, quoted sentences, and journeys whose functions exist."""
 
 from __future__ import annotations
 
 import pytest
 import yaml
 
-from benchmarks.house import JOURNEYS, ROOT, Definition, counts, definitions, doubles, step
+from benchmarks.house import JOURNEYS, ROOT, Definition, counts, definitions, doubles, is_sentence, sentence_lines, step
 
 TEXT = """
 class Bucket(Base):
@@ -14,6 +14,24 @@ class Bucket(Base):
 class Source(Protocol[T]): ...
 async def look(): ...
 def _hidden(): ...
+"""
+
+QUOTING = """
+assert "the lock was left by a process" in text
+assert text.startswith(f"{name} rank {rank} removed a lock that was left")
+assert faults == [Fault("key", "it has no such place", "remove it")]
+assert [(row.name, row.note) for row in rows] == [("a", "it took longer than one second")]
+with pytest.raises(WorkerDied, match=r"^trainer rank 1: its process is gone \\(logs"): run()
+assert any("no row has a known answer" in line for line in lines)
+"""
+PLAIN = """
+assert grade("The answer to this is four") == 1.0
+assert error.reason == "timed_out", "the reason of a late call is named"
+assert "raise max_steps" in text and "4 of 5 rows were read" in text
+assert lines == ["name   kind   size   place   row"]
+assert reader.match(text="the answer to this is four") == 4
+with pytest.raises(WorkerLate, match="rank 1"): say("this is no expectation of a test")
+table = [("key", "it has no such place", "remove it")]
 """
 
 
@@ -32,6 +50,27 @@ def test_a_name_of_two_files_is_a_double() -> None:
 
 def test_words_of_a_name_are_separated() -> None:
     assert list(Definition("a", "Bucket.HfReward_of", True, False).words) == ["Hf", "Reward", "of"]
+
+
+def test_assertions_that_quote_sentences_are_found() -> None:
+    assert sentence_lines(QUOTING) == [2, 3, 4, 5, 6, 7]
+    assert not sentence_lines(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    (
+        ("the process of rank one died", True),
+        ("2 of the 5 rows have no 'answer'", True),
+        ("first line\n    the remedy is on another line", True),
+        ("one two three four", False),
+        ("Response Identical Assistant Identical Prompts", False),
+        ("1 2 3 4 5 of a b c d 6 7 8 9 10 11 12", False),
+        ("a  table  with  wide  columns", False),
+    ),
+)
+def test_sentence_is_told_from_values(text: str, expected: bool) -> None:
+    assert is_sentence(text) == expected
 
 
 def test_journeys_name_functions_that_exist() -> None:
