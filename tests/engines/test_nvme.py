@@ -43,6 +43,6 @@ def test_a_resumed_run_goes_on_to_the_bit(batch: TrainBatch, small_model: Path, 
             lambda folder: trained_weights(folder, as_held=True),
             lambda folder: to_universal(folder, tmp_path / "out"),
         ):
-            with pytest.raises(CheckpointError, match="on NVMe: resume the run"):
+            with pytest.raises(CheckpointError, match="on NVMe: resume"):
                 convert(checkpoint_of(tmp_path, case))
     assert not list(swap_folder(tmp_path).iterdir())

@@ -105,5 +105,5 @@ def test_a_language_model_is_no_reward_model(small_model: Path, classifier: Path
     headless = tmp_path / "headless"
     shutil.copytree(small_model, headless)
     shutil.copy(classifier / "config.json", headless / "config.json")
-    with pytest.raises(DataError, match="its weights have no head 'score'"):
+    with pytest.raises(DataError, match="no head 'score'"):
         asyncio.run(start(headless))

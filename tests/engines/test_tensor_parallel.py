@@ -247,11 +247,11 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
         deepspeed_files.random_file(tmp_path, rank).touch()
     in_memory = {"zero_optimization_stage": lambda: 1, "zero_nvme_offload_optimizer": lambda: False}
     whole, shared = (SimpleNamespace(**in_memory, autotp_size=lambda size=size: size) for size in (0, SHARED))
-    with pytest.raises(CheckpointError, match="autotp_size of 2: resume with the same"):
+    with pytest.raises(CheckpointError, match="autotp_size of 2: resume"):
         deepspeed_files.load_states(whole, tmp_path, SHARED, strict=True)
-    with pytest.raises(CheckpointError, match="holds each tensor in parts"):
+    with pytest.raises(CheckpointError, match="tensor in parts"):
         deepspeed_files.trained_weights(tmp_path, as_held=True)
-    with pytest.raises(CheckpointError, match="holds each tensor in parts"):
+    with pytest.raises(CheckpointError, match="tensor in parts"):
         deepspeed_files.to_universal(tmp_path, tmp_path / "out")
     (tmp_path / deepspeed_files.UNIVERSAL).mkdir()
     with pytest.raises(CheckpointError, match="cannot be loaded with tensor_parallel"):

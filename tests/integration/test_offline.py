@@ -76,7 +76,7 @@ def test_preferences_go_on_exactly_from_a_checkpoint(world: World) -> None:
     world.working_rank("dpo_lost", process, "actor_train", 0).kill()
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
-    assert "restart 1 of 3: the run continues from" in outcome.output
+    assert "restart 1 of 3: " in outcome.output
     lost = world.metrics("dpo_lost")
     assert lost[-1]["run/restarts"] == 1
     assert [unmeasured(line) | {"run/restarts": 0} for line in lost] == [unmeasured(line) for line in whole]

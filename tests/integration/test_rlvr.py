@@ -148,8 +148,9 @@ def test_process_deaths_change_no_metric(world: World, uninterrupted: str) -> No
     outcome = world.run(*arguments)
     assert outcome.status == 0, outcome.output
     course = log.read_text()
-    assert "actor_infer rank 0 died: the process died" in course and "actor_infer rank 0 is back after" in course
-    assert "restart 1 of 3: the run continues from the checkpoint of step" in course
+    assert "actor_infer rank 0 died: " in course and "actor_infer rank 0 is back" in course
+    [restart] = (line for line in course.splitlines() if "restart 1 of 3: " in line)
+    assert "checkpoint of step" in restart
     world.assert_same_steps("killed", uninterrupted)
 
 
@@ -163,10 +164,7 @@ def test_death_of_only_engine_does_not_end_run(
     engine.kill()
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
-    assert (
-        "actor_infer rank 0 died: the process died" in outcome.output
-        and "actor_infer rank 0 is back after" in outcome.output
-    )
+    assert "actor_infer rank 0 died: " in outcome.output and "actor_infer rank 0 is back" in outcome.output
     world.assert_same_steps("healed", uninterrupted)
     restarts = [line["engine/restarts"] for line in world.metrics("healed")]
     assert restarts[:2] == [0, 0] and restarts[-1] == 1
@@ -191,7 +189,7 @@ def test_stopped_trainer_rank_restarts_its_group(
     assert outcome.status == 0, outcome.output
     (line,) = (line for line in outcome.output.splitlines() if "restart 1 of 3" in line)
     assert "actor_train rank 1: " in line and "is stopped (SIGSTOP)" in line, outcome.output
-    assert "restart 1 of 3: the run continues from the checkpoint of step " in line
+    assert "checkpoint of step " in line
     step = int(line.rpartition(" ")[2])
     assert step in (2, 4) and [line["run/restarts"] for line in world.metrics(run)] == [
         float(later > step) for later in range(7)
@@ -205,7 +203,7 @@ def test_stopped_trainer_rank_restarts_its_group(
 def test_finished_run_is_not_run_again(world: World, uninterrupted: str) -> None:
     outcome = world.run(*world.rlvr(uninterrupted, "max_steps=6", "save_steps=2", "eval_steps=3"))
     assert outcome.status == 0
-    assert "has already completed its 6 steps" in outcome.last_line
+    assert "already completed its 6 steps" in outcome.last_line
 
 
 @pytest.mark.full
@@ -292,10 +290,7 @@ def test_engine_that_fails_to_start_ends_run(world: World, leaves_nothing: Calla
     outcome = world.run(*world.rlvr("unstartable", "max_steps=2", nonsense))
     assert outcome.status == 3, outcome.output
     assert "actor_infer rank 0" in outcome.last_line and "nonsense" in outcome.last_line, outcome.output
-    assert (
-        "no checkpoint was written when the run ended; there is no checkpoint, and the same command starts"
-        in outcome.output
-    )
+    assert "; there is no checkpoint" in outcome.output
     leaves_nothing()
 
 

@@ -14,7 +14,7 @@ from roll.backend import GenerateStrategy
 from roll.config.derived.placement import RolePlan
 from roll.config.schema.model import ModelConfig
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
-from roll.errors import WorkerFailed
+from roll.errors import EngineShortage
 from roll.ray.cluster import cluster
 from roll.ray.group import WorkerGroup
 from roll.ray.placement import worker_placements
@@ -45,9 +45,9 @@ def test_an_engine_without_room_for_one_sequence(
         finally:
             await group.stop(limits.END)
 
-    with cluster(tmp_path, 0, 8) as session, pytest.raises(WorkerFailed) as failure:
+    with cluster(tmp_path, 0, 8) as session, pytest.raises(EngineShortage) as failure:
         asyncio.run(starts(session.logs, session.scratch))
-    said = str(failure.value)
-    assert said.startswith("actor_infer rank 0: too little memory on its device to start: ")
+    assert (failure.value.role, failure.value.rank) == ("actor_infer", 0)
+    said = failure.value.cause
     assert "KV cache" in said and "kv_cache_gib" in said and "response_length" in said
     leaves_nothing()

@@ -23,7 +23,7 @@ def test_second_run_in_folder_is_refused_before_writing(tmp_path: Path) -> None:
     compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
     with (
         CheckpointStore(tmp_path / "checkpoints", keep=1).held(),
-        pytest.raises(CheckpointError, match="give each run its own output_dir"),
+        pytest.raises(CheckpointError, match="own output_dir"),
     ):
         assemble.run_experiment(loaded[0], make_plan(loaded[0]), quiet_life())
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
@@ -44,7 +44,7 @@ def test_a_report_is_written_of_what_has_metrics(tmp_path: Path, capsys: pytest.
 def test_failed_report_is_logged_and_hides_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "metrics.jsonl").write_text("no JSON\n")
     ending.write_report_if_any(tmp_path)
-    assert "the report could not be written: DataError: " in caplog.text and "it holds no metrics" in caplog.text
+    assert "DataError: " in caplog.text and "no metrics" in caplog.text
 
 
 def test_refused_tracker_leaves_earlier_records(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_first_ends_the_run_after_its_step(number: int, capsys: pytest.Captu
     with pytest.raises(KeyboardInterrupt):
         run(work, ended)
     assert done == ["step", "checkpoint"] and ended == ["role", "cluster"]
-    assert "interrupted: the run ends after the current step; interrupt again" in capsys.readouterr().err
+    assert "interrupt again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -186,7 +186,7 @@ def test_one_is_enough_before_the_first_step(capsys: pytest.CaptureFixture[str])
 
     with pytest.raises(KeyboardInterrupt):
         run(work, ended)
-    assert ended == ["role", "cluster"] and "the run ends after the current step" not in capsys.readouterr().err
+    assert ended == ["role", "cluster"] and "interrupt again" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -202,14 +202,15 @@ def test_the_end_is_not_cut_short(number: int) -> None:
 
 def test_signal_after_failure_hides_no_cause() -> None:
     ended: list[str] = []
+    failure = WorkerFailed("reference", 0, "the process died")
 
     async def work(interrupt: Interrupt) -> None:
         await step(interrupt)
-        raise WorkerFailed("reference", 0, "the process died")
+        raise failure
 
-    with pytest.raises(WorkerFailed, match="reference rank 0: the process died"):
+    with pytest.raises(WorkerFailed) as raised:
         run(work, ended, at_end=lambda: send(signal.SIGINT))
-    assert ended == ["role", "cluster"]
+    assert raised.value is failure and ended == ["role", "cluster"]
 
 
 def test_signal_before_the_work_interrupts_in_order() -> None:

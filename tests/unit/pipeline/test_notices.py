@@ -151,25 +151,25 @@ def test_zero_advantages_name_the_cause(configured: Callable[..., Any]) -> None:
         return configured("tiny/tiny_rlvr_lora_zero3", "num_return_sequences_in_group=4", *words)
 
     equal = cause(made("adv_estimator=grpo"), step_of([0] * 4, [1] * 4))
-    assert "all 4 got the same reward (mean of the step: 0.5)" in equal and "filter" not in equal
+    assert "all 4 got" in equal and "step: 0.5" in equal and "filter" not in equal
     filtered = cause(made("adv_estimator=rloo"), step_of([0] * 4), dropped=6)
-    assert "the 6 groups that the filter dropped" in filtered
+    assert "6 groups that" in filtered and "filter" in filtered
     masked = cause(
         made("adv_estimator=grpo", "difficulty_mask=true"), step_of([0, 1]), shaping=Shaping(difficulty=(0.6, 0.9))
     )
     assert "difficulty_mask excluded all" in masked
     nothing = cause(made("adv_estimator=reinforce"), step_of([0, 0], [0, 0]))
-    assert "Every reward of the step is 0" in nothing
+    assert "step is 0" in nothing
     batch = cause(
         made("adv_estimator=reinforce", "norm_mean_type=batch"), step_of([2, 2], [2, 2]), Normalisation(mean="batch")
     )
-    assert "Every reward of the step is 2" in batch
+    assert "step is 2" in batch
     group = cause(
         made("adv_estimator=reinforce", "norm_mean_type=group"), step_of([0] * 4, [2] * 4), Normalisation(mean="group")
     )
-    assert "all 4 got the same reward" in group
+    assert "all 4 got" in group
     greedy = cause(made("adv_estimator=remax"), [*step_of([0, 0], greedy=0.0), *step_of([1, 1], greedy=1.0)])
-    assert "the reward of the greedy response" in greedy
+    assert "greedy response" in greedy
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_rewards_that_failed_are_a_cause(shares: dict[str, float], said: bool, c
     }
     metrics |= {f"reward/{outcome}_fraction": share for outcome, share in shares.items()}
     text = ZeroAdvantages(configured("tiny/tiny_rlvr_lora_zero3")).text(metrics)
-    assert ("75% of the responses have no reward, because it failed" in text) == said
+    assert ("75% of the" in text) == said
 
 
 def test_group_of_one_is_named_as_cause(configured: Callable[..., Any]) -> None:
@@ -196,18 +196,20 @@ def test_group_of_one_is_named_as_cause(configured: Callable[..., Any]) -> None:
     config = configured("tiny/tiny_rlvr_lora_zero3", "adv_estimator=grpo").model_copy(
         update={"num_return_sequences_in_group": 1}
     )
-    assert "there is only one: raise num_return_sequences_in_group" in cause(config, step_of([0], [1]))
+    assert "only one: raise num_return_sequences_in_group" in cause(config, step_of([0], [1]))
 
 
 def test_normalisation_that_cancels_is_named_with_its_keys(configured: Callable[..., Any]) -> None:
     config = configured("tiny/tiny_rlvr_lora_zero3", "adv_estimator=reinforce", "norm_mean_type=domain")
     groups = [make_group(0, [make_episode([5], 1.0)], domain="a"), make_group(1, [make_episode([5], 0.0)], domain="b")]
     text = cause(config, groups, Normalisation(mean="domain"))
-    assert "reinforce, with norm_mean_type: domain, cancels the rewards (mean 0.5, standard deviation 0.5)" in text
+    assert "reinforce, with norm_mean_type: domain, cancels" in text
+    assert "mean 0.5" in text and "deviation 0.5" in text
 
 
 def test_terms_that_still_train_the_policy_are_named(configured: Callable[..., Any]) -> None:
     words = ("adv_estimator=reinforce", "use_kl_loss=false", "entropy_loss_coef=0")
-    assert "the policy learnt nothing" in cause(configured("tiny/tiny_rlvr_lora_zero3", *words), step_of([0]))
+    assert "learnt nothing" in cause(configured("tiny/tiny_rlvr_lora_zero3", *words), step_of([0]))
     config = configured("tiny/tiny_rlvr_lora_zero3", *words).model_copy(update={"entropy_loss_coef": 0.1})
-    assert "only the entropy term changed the policy" in cause(config, step_of([0]))
+    text = cause(config, step_of([0]))
+    assert "entropy term" in text and "learnt nothing" not in text

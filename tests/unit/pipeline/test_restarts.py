@@ -92,12 +92,10 @@ def test_engine_dying_amid_restart_restarts_with_roles() -> None:
 def test_repeated_step_failure_or_spent_restarts_end_run() -> None:
     counted = Restarts(2)
     counted.wait_after(LOST, 4)
-    with pytest.raises(
-        WorkerDied, match=r"^actor_train rank 1: its process 7 is stopped .*; step 4 failed again after a restart"
-    ):
+    with pytest.raises(WorkerDied, match=r"^actor_train rank 1: .*process 7 .*; step 4 failed again"):
         counted.wait_after(LOST, 4)
     counted.wait_after(LOST, 3)
-    with pytest.raises(WorkerDied, match="the roles were already restarted 2 times, and max_restarts is 2$"):
+    with pytest.raises(WorkerDied, match="restarted 2 times, .*max_restarts is 2$"):
         counted.wait_after(LOST, 5)
     with pytest.raises(WorkerDied) as raised:
         Restarts(0).wait_after(LOST, 1)
@@ -179,8 +177,9 @@ def test_restarted_run_logs_each_step_once(
     assert finished(tmp_path, run, monkeypatch) == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2)]
     assert run.taken == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 2, 6: 1} and run.restarts == 2
     assert run.roles is not None and run.roles.ended == 2
-    assert caplog.messages[:1] == [f"{LOST}; restart 1 of 3: the run continues from its start"]
-    assert f"{LOST}; restart 2 of 3: the run continues from the checkpoint of step 4" in caplog.messages
+    first, second = (message for message in caplog.messages if message.startswith(f"{LOST}; restart "))
+    assert "restart 1 of 3: " in first and first.endswith("from its start")
+    assert "restart 2 of 3: " in second and second.endswith("of step 4")
     assert (tmp_path / "export" / "weights").read_text() == "6"
 
 
@@ -200,7 +199,7 @@ def test_loss_amid_restart_is_not_blamed_on_step(tmp_path: Path, monkeypatch: py
 
     run = Anew({(3, 1): LOST})
     assert finished(tmp_path, run, monkeypatch)[2:4] == [(2, 0), (3, 2)]
-    with pytest.raises(WorkerDied, match="step 3 failed again after a restart"):
+    with pytest.raises(WorkerDied, match="step 3 failed again"):
         finished(tmp_path / "again", Anew({(3, 1): LOST, (3, 2): LOST}), monkeypatch)
 
 

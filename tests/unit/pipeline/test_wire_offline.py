@@ -373,7 +373,7 @@ def test_run_ended_by_epochs_is_not_restarted(
     before = files()
     assert before
     start("sft", *keys[:-1], f"{keys[-1]}1")
-    assert "has already completed its 29 steps" in capsys.readouterr().out
+    assert "already completed its 29 steps" in capsys.readouterr().out
     assert files() == before
     with pytest.raises(Started):  # with more epochs, the run is not finished
         start("sft", *keys[:-1], f"{keys[-1]}2")
@@ -430,7 +430,7 @@ def test_run_resumes_only_with_same_unit_of_position(
 
 def test_the_position_of_another_pipeline_is_refused(run: Callable[..., Stand], start: Callable[..., None]) -> None:
     run("dpo", "eval_steps=0", "max_steps=2")
-    with pytest.raises(ConfigError, match="pipeline: reward_model, but .*step_2 was written with dpo"):
+    with pytest.raises(ConfigError, match="pipeline: reward_model, .*step_2 .*dpo"):
         start("reward_model", "eval_steps=0", "max_steps=3")
 
 
@@ -458,7 +458,7 @@ def test_teacher_or_reference_with_other_vocabulary_is_refused(
     tokenizer = AutoTokenizer.from_pretrained(folder / "output" / "tiny" / "stranger")
     tokenizer.add_tokens(["<tool>"])
     tokenizer.save_pretrained(folder / "output" / "tiny" / "stranger")
-    with pytest.raises(DataError, match="its vocabulary .* differs in 1 tokens"):
+    with pytest.raises(DataError, match="vocabulary .* in 1 tokens"):
         run(name, *more)
 
 
@@ -476,9 +476,7 @@ def test_row_token_without_embedding_is_refused(
         described = json.loads((tmp_path / one / "config.json").read_text())
         (tmp_path / one / "config.json").write_text(json.dumps(described | {"vocab_size": 259}))
     teacher = [f"teacher.model_args.model_name_or_path={tmp_path / 'teacher'}"] if name == "distill" else []
-    with pytest.raises(
-        DataError, match=r"jsonl:\d+: it has the token 259, but the model has embeddings only for the tokens 0 to 258"
-    ):
+    with pytest.raises(DataError, match=r"jsonl:\d+: .*token 259, .* 0 to 258"):
         assemble.prepare_run(configuration(name, tmp_path / "run", f"pretrain={tmp_path / 'model'}", *teacher))
 
 
@@ -493,9 +491,7 @@ def test_another_model_with_fewer_embeddings_is_refused(
     shutil.copytree(folder / "output" / "tiny" / "model", tmp_path / "small")
     described = json.loads((tmp_path / "small" / "config.json").read_text())
     (tmp_path / "small" / "config.json").write_text(json.dumps(described | {"vocab_size": 258}))
-    with pytest.raises(
-        DataError, match="its end-of-sequence token is 258, but a model has embeddings only for the tokens 0 to 257"
-    ):
+    with pytest.raises(DataError, match="end-of-sequence token is 258, .* 0 to 257"):
         assemble.prepare_run(
             configuration(name, tmp_path / "run", *(REFERENCE if name == "dpo" else ()), f"{key}={tmp_path / 'small'}")
         )
