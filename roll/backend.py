@@ -71,18 +71,14 @@ class TrainStepResult:
 
 @dataclass(frozen=True)
 class EngineActivity:
-    """Activity of an engine since the previous call, or since its start. Fields are None if the backend does not
-    measure them.
-    """
+    """Activity of an engine since the last call, or its start. Fields are None if the backend does not measure them."""
 
     busy_seconds: float
     """Seconds during which the engine had a request in flight and was neither paused nor offloaded."""
     generated_tokens: int
     """Number of sampled tokens."""
     prefilled_tokens: int
-    """Number of prompt tokens that were not in the prefix cache, plus the tokens of preempted requests that were
-    recomputed.
-    """
+    """Prompt tokens that were not in the prefix cache, plus tokens of preempted requests that were recomputed."""
     preemptions: int | None = None
     """Number of times that a request lost its KV cache, because the cache was full or because of new weights."""
     running: float | None = None
@@ -96,16 +92,12 @@ class EngineActivity:
 
 
 class TrainStrategy(Protocol):
-    """A model in training: a policy, a reward model, or a critic. A critic is neither synced to engines nor
-    exported.
-    """
+    """A model in training: a policy, a reward model, or a critic, which is neither synced nor exported."""
 
     def train_step(
         self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
     ) -> TrainStepResult:
-        """Run one optimizer update per list of micro-batches. `policy_version` is the version before the first
-        update.
-        """
+        """Run one optimizer update per list of micro-batches. `policy_version` is that before the first update."""
         ...
 
     def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainStepResult:
@@ -113,27 +105,19 @@ class TrainStrategy(Protocol):
         ...
 
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
-        """Return log-probs [T] of each micro-batch, 0 outside the response mask. `adapter=False` disables the LoRA
-        adapter.
-        """
+        """Return log-probs [T] of each micro-batch, 0 outside the mask. `adapter=False` disables the LoRA adapter."""
         ...
 
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """Return a critic's values [T] of each micro-batch: the expected return before each token, 0 outside the
-        response mask.
-        """
+        """Return a critic's values [T] of each micro-batch: the expected return before a token; 0 outside the mask."""
         ...
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """Return the specifications of the tensors to send: the adapter's, or the whole model's with any adapter merged
-        in.
-        """
+        """Return the specifications of the tensors to send: the adapter's, or the whole model's with it merged in."""
         ...
 
     def gathered(self, names: Sequence[str], adapter: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """Return a context manager that gathers whole tensors, by their names in `tensors(adapter)`, on every rank.
-        Collective.
-        """
+        """Return a context that gathers whole tensors, by name in `tensors(adapter)`, on every rank. Collective."""
         ...
 
     def adapter_config(self) -> str:
@@ -141,9 +125,7 @@ class TrainStrategy(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the state that `load` needs to continue exactly: trained weights, optimizer, schedule and random
-        states.
-        """
+        """Write the state that `load` needs to continue exactly: weights, optimizer, schedule and random states."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -191,9 +173,7 @@ class TeachStrategy(ScoreStrategy, Protocol):
     """A fixed teacher model for distillation."""
 
     def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """Return the teacher's output for the S response tokens of each micro-batch: last hidden states [S, H], or its
-        encoded top k.
-        """
+        """Return the teacher's output for S response tokens of each micro-batch: states [S, H] or encoded top k."""
         ...
 
 
@@ -207,9 +187,7 @@ class GenerateStrategy(Protocol):
     def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None
     ) -> AsyncGenerator[NumberedCompletions, None]:
-        """Yield `sampling.samples` completions of one prompt as they finish, reproducibly with a seed. Concurrent calls
-        are batched.
-        """
+        """Yield `sampling.samples` completions of a prompt as they finish, reproducibly with a seed. Concurrent."""
         ...
 
     async def pause(self) -> None:
@@ -217,9 +195,7 @@ class GenerateStrategy(Protocol):
         ...
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        """Prepare for buckets on this route. On a broadcast route, wait for the other members. A file route needs no
-        preparation.
-        """
+        """Prepare for buckets on this route. On a broadcast route, wait for the other members. Files need none."""
         ...
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
@@ -253,15 +229,11 @@ class GenerateStrategy(Protocol):
         ...
 
     async def activity(self) -> EngineActivity:
-        """Return the engine's activity since the last call. Does not block, even while the engine is paused or
-        offloaded.
-        """
+        """Return the engine's activity since the last call. Never blocks, even while it is paused or offloaded."""
         ...
 
     async def cause_of_death(self) -> str | None:
-        """Return why the engine cannot continue, for example because one of its processes died, or None if it can. Does
-        not block.
-        """
+        """Return why the engine cannot continue, such as a death of a process; None if it can. Does not block."""
         ...
 
     async def offload(self, discard: bool) -> None:
@@ -292,9 +264,7 @@ class RewardStrategy(Protocol):
         ...
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:
-        """Return the score of each sequence at its last token. Concurrent calls are batched. Sequences must have at
-        least two tokens.
-        """
+        """Return the score of each sequence, of two tokens or more, at its last token. Concurrent calls are batched."""
         ...
 
     async def offload(self) -> None:

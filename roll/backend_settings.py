@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", covariant=True)
 ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"
-"""Function that loads the trained model from its path, its `model_args` and a seed. The model's outputs are passed to
-the loss.
-"""
+"""Function that loads the trained model from its path, `model_args` and a seed. The loss gets the model's outputs."""
 ModelWrapper: TypeAlias = "Callable[[PreTrainedModel], PackedModel]"
 """Function that wraps a loaded model, so that its forward pass returns log-probs or a teacher's states."""
 

@@ -287,9 +287,7 @@ def run_on_host(command: Command) -> str | None:
 
 
 def _end(commands: Sequence[Command]) -> str:
-    """Stop the hosts that have started, so that no partial cluster remains. Return a text about the result, to append
-    to a message.
-    """
+    """Stop the hosts that have started, so that no partial cluster remains. Return a text about it for a message."""
     failures = [failure for command in commands if (failure := run_on_host(command))]
     if failures:
         return "; some hosts that had started could not be stopped: " + "; ".join(failures)

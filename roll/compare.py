@@ -14,9 +14,7 @@ from roll.tracking.report.page import write_page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison and write its HTML page. Return 0, or 2 if the runs cannot be compared or the page cannot be
-    written.
-    """
+    """Print the comparison and write its page. Return 0, or 2 if the runs cannot be compared or the page written."""
     parser = argparse.ArgumentParser(prog="python -m roll.compare", description=__doc__)
     parser.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder with the run folders of a multirun"

@@ -20,9 +20,7 @@ class RollError(Exception):
 
 
 def run_command(work: Callable[[], object]) -> int:
-    """Run a command and return its exit status. Print errors to stderr; a traceback is printed only for unexpected
-    exceptions.
-    """
+    """Run a command and return its exit status. Print errors to stderr, unexpected ones with a traceback."""
     try:
         work()
     except RollError as error:
@@ -100,9 +98,7 @@ class EngineShortage(WorkerFailed):
 
 
 ECHO_SECONDS = 2.0
-"""Seconds to wait for further failures after the first one, so that the root cause is reported rather than a
-consequence.
-"""
+"""Seconds to wait for further failures, so that the root cause is reported rather than a consequence."""
 
 
 class WorkerAbandoned(WorkerFailed):
@@ -114,9 +110,7 @@ class WorkerWaited(WorkerAbandoned):
 
 
 class EnvironmentFailed(RollError):
-    """The environment of an episode failed. `str()` is the reason: an exception, a timeout, too much memory, or a dead
-    process.
-    """
+    """An episode's environment failed. `str()` is the reason: an exception, a timeout, memory, a dead process."""
 
     def __init__(self, why: str, reason: Literal["crashed", "timed_out"] = "crashed") -> None:
         super().__init__(why)
@@ -128,9 +122,7 @@ class EnvironmentFailed(RollError):
 
 
 class NeighbourFailed(EnvironmentFailed):
-    """An environment lost its process because of a call of another environment in that process, or because its worker
-    was lost.
-    """
+    """An environment lost its process because of another environment's call there, or its worker's loss."""
 
 
 class DeviceMemoryError(RollError):
@@ -138,9 +130,7 @@ class DeviceMemoryError(RollError):
 
 
 class NonFiniteError(RollError):
-    """Too many consecutive updates had a loss or gradient that was not finite, or such an update changed the
-    weights.
-    """
+    """Too many consecutive updates had a loss or gradient that was not finite, or one changed the weights."""
 
 
 class WeightSyncError(RollError):

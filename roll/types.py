@@ -73,13 +73,9 @@ class RewardResult:
     note: str = ""
     """A short explanation, such as the exception of a crash or the answer that was found."""
     turns: tuple[TurnReward, ...] = ()
-    """Rewards of the turns in order, for `step_reinforce`. If `value` differs from their sum, the last turn gets the
-    difference.
-    """
+    """Rewards of the turns in order, for `step_reinforce`. The last one gets what `value` has beyond their sum."""
     score: float | None = None
-    """The verdict without penalties, from which difficulty and the filters of prompts are measured. None: `value` is
-    the verdict.
-    """
+    """The verdict without penalties, for difficulty and the filters of prompts. None: `value` is the verdict."""
     trace: str = ""
     """The end of the traceback of an exception, with the frames of the user's code alone. Empty without an exception.
     """
@@ -159,9 +155,7 @@ class VersionRun:
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive tokens that were either sampled by the policy or given to it. L is the number of tokens, which may be
-    0.
-    """
+    """Consecutive tokens, all sampled by the policy or all given to it. L is their number, maybe 0."""
 
     token_ids: Ints
     """[L], token ids."""
@@ -171,9 +165,7 @@ class Segment:
     """[L], natural log-probs of the tokens under the sampling distribution. None if not requested, or for given tokens.
     """
     versions: Sequence[VersionRun]
-    """Versions of the policy that sampled the tokens, in order; the runs have L tokens in total. Empty for given
-    tokens.
-    """
+    """Versions of the policy that sampled the tokens, in order; L tokens in total. Empty for given tokens."""
     text: str
     """Text of the tokens, for the environment and the reward."""
     calls: Sequence[Mapping[str, Any]] = ()
@@ -195,9 +187,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Episode:
-    """One attempt at a prompt, with everything that training needs. An episode of one turn is a prompt and a
-    response.
-    """
+    """One attempt at a prompt, with all that training needs. One of a single turn is a prompt and a response."""
 
     trajectories: Sequence[Trajectory]
     """One trajectory, or several if the context was compacted or forked. Sampled tokens that several trajectories share
@@ -210,9 +200,7 @@ class Episode:
     difference. Empty if the rewards of segments are not known.
     """
     turn_states: Sequence[str] = ()
-    """The state of the environment before each sampled segment, in order. Equal texts are equal states. Empty without
-    an environment.
-    """
+    """The environment's state before each sampled segment, in order: texts, equal for equal states, if there is one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the episode, from its environment and from the loop over its turns."""
 
@@ -266,9 +254,7 @@ class Sampling:
     """Whether to return the log-probs of the sampled tokens. Generation is faster without them."""
 
     def without_stop_token(self, token_ids: list[int]) -> list[int]:
-        """Return a response's tokens without the token of `stop_token_ids` that ended it, which need not be a special
-        token.
-        """
+        """Return a response's tokens without that of `stop_token_ids` that ended it, special or not."""
         return token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids
 
     def without_end_text(self, text: str) -> str:
@@ -278,9 +264,7 @@ class Sampling:
 
 @dataclass(eq=False)
 class Session:
-    """Identifies the requests of one episode. The engine that answered the last request has the prefix of the next one
-    in its cache.
-    """
+    """Identifies an episode's requests. The engine of the last one has the next one's prefix in its cache."""
 
 
 @dataclass(frozen=True)
@@ -335,9 +319,7 @@ class TrainBatch:
     sequence_weights: Floats | None = None
     """[N], weights of the sequences in the loss. None means equal weights."""
     episode_of_sequence: Ints | None = None
-    """[N], episode index of each sequence, ascending. Means over sequences count an episode once. None if each episode
-    is one sequence.
-    """
+    """[N], each sequence's episode, ascending. Means over sequences count an episode once. None: one sequence each."""
     labels: Floats | None = None
     """[N], label of each sequence: 1 if desirable and 0 if undesirable, or the margin of its pair. None without labels.
     """
@@ -345,13 +327,9 @@ class TrainBatch:
     """[S, H], last hidden states with which the teacher predicts each of the S response tokens. None without a teacher.
     """
     sequences_per_example: int = 1
-    """Number of consecutive sequences that stay together in one micro-batch: 2 for pairs (chosen, then rejected),
-    otherwise 1.
-    """
+    """Number of consecutive sequences kept in one micro-batch: 2 for pairs (chosen, then rejected), else 1."""
     values: Floats | None = None
-    """[T], values that the critic predicts before each token, computed before the first update of the step. None
-    without a critic.
-    """
+    """[T], the critic's values before each token, computed before the step's first update. None without a critic."""
     returns: Floats | None = None
     """[T], target values of the critic. None without a critic."""
 

@@ -147,9 +147,7 @@ class WorkerSession:
         self._closing: asyncio.Task[None] | None = None
 
     async def step(self, message: Message) -> Step:
-        """Send the model's message and return the environment's step. Raise EnvironmentFailed if the environment
-        fails.
-        """
+        """Send the model's message and return the environment's step. Raises EnvironmentFailed if it fails."""
         one = self._domain.workers.one
         return self._domain.had(
             await one(self._worker, self._domain.seconds, EnvironmentWorker.step, self.number, message)

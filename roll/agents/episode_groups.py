@@ -20,9 +20,7 @@ IN_ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class EpisodeGroups:
-    """Implements `GroupSampler`. All episodes of a group start from the same environment state: the same row and the
-    same seed.
-    """
+    """Implements `GroupSampler`. All episodes of a group start from the same state: the same row and seed."""
 
     episodes: Player
     sampling: Sampling
@@ -32,9 +30,7 @@ class EpisodeGroups:
     """Seed stream of environments, for rows without a seed."""
     scorer: Scorer
     judged: frozenset[str]
-    """Domains that have a reward function in addition to the environment. It scores the concatenated text of the
-    policy's turns.
-    """
+    """Domains that have a reward function besides the environment. It scores the joined text of the policy's turns."""
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. The group's prompt holds the tokens and the text of the first observation."""
@@ -63,9 +59,7 @@ class EpisodeGroups:
 
 @dataclass(frozen=True)
 class SampledByDomain:
-    """Implements `GroupSampler`: samples episodes in domains that have an environment, and single turns in all
-    others.
-    """
+    """Implements `GroupSampler`: samples episodes in domains with an environment, and single turns in all others."""
 
     episodes: Mapping[str, GroupSampler]
     """Samplers of episodes by domain."""
@@ -84,9 +78,7 @@ class SampledByDomain:
 
 
 def with_verdict(earned: RewardResult, verdict: RewardResult) -> RewardResult:
-    """Return the sum of the environment's result and the reward function's. If either has no verdict, the sum has
-    none.
-    """
+    """Return the sum of the environment's result and the reward function's; without a verdict if either has none."""
     if earned.outcome is not RewardOutcome.SCORED:
         return earned
     parts = {IN_ENVIRONMENT: earned.value, **verdict.parts}

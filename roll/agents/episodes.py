@@ -248,9 +248,7 @@ class _Turns:
         return StopReason.MAX_TURNS
 
     def _with_new_ids(self, parsed: Parsed) -> Parsed:
-        """Return a parsed turn whose tool calls have ids that no earlier call of the episode has. A renderer numbers
-        those of each turn.
-        """
+        """Return a parsed turn whose call ids are new in the episode. A renderer numbers those of each turn."""
         calls = []
         for call in parsed.message.get("tool_calls") or ():
             number, name = len(self._ids), str(call["id"])
@@ -270,9 +268,7 @@ class _Turns:
         return completion
 
     async def _answer(self, parsed: Parsed) -> Step:
-        """Return the environment's answer to a message. Its `malformed_calls` determines how malformed tool calls are
-        handled.
-        """
+        """Return the environment's answer to a message. `malformed_calls` says how malformed calls are handled."""
         malformed, counts = parsed.malformed, self.transcript.counts
         if malformed and self._environment.malformed_calls == "answer":
             return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
@@ -289,9 +285,7 @@ class _Turns:
         return step
 
     def _go_on(self, sampled: Ints, messages: Sequence[Message]) -> bool:
-        """Append the environment's answer to the context. Return False if the context has no room for it and one more
-        token.
-        """
+        """Append the environment's answer to the context. Return False if it and one more token do not fit."""
         transcript, before = self.transcript, self.transcript.context[: len(self.transcript.context) - len(sampled)]
         self._messages += messages
         bridge = self._renderer.bridge(before, sampled, messages, self._tools)
@@ -334,9 +328,7 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
 
 
 def state_of(seen: Observation | Step) -> str:
-    """Return the state by which turns are compared: the one that the environment declares, or else the text of its
-    messages.
-    """
+    """Return the state by which turns are compared: the one that the environment declares, or its messages' text."""
     return (
         seen.state
         if seen.state is not None

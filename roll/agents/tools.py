@@ -83,9 +83,7 @@ class Tools:
         return any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
 
     def answer(self, call: Mapping[str, Any]) -> Answered:
-        """Call a plain function and return the answer. Exceptions become answers to the model, except
-        EnvironmentFailed.
-        """
+        """Call a plain function and return the answer. Exceptions except EnvironmentFailed are answers to the model."""
         try:
             return answered(call, self._begun(call))
         except EnvironmentFailed:

@@ -36,9 +36,7 @@ class EpisodeTurns:
     rows: Ints
     """[K], index of each turn's episode, non-decreasing."""
     of_token: Ints
-    """[T], index of each token's turn. Tokens not sampled by the model belong to the next turn, or to the last turn if
-    none follows.
-    """
+    """[T], index of each token's turn. Tokens that are not sampled belong to the next turn, or else to the last."""
     states: Ints | None = None
     """[K], id of the environment's state before each turn. Equal ids mean equal states. None if states are unknown."""
 
@@ -50,9 +48,7 @@ def discounted(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubl
 
 
 def discounted_end(rewards: np.ndarray, sequences: Sequences, gamma: float) -> Doubles:
-    """Return `discounted` [T] for rewards [N], each at the last token of its response: gamma^(distance to the last
-    token) * reward.
-    """
+    """Return `discounted` [T] for rewards [N], each at its response's last token: gamma^(distance to it) * reward."""
     if gamma == 1:
         # Allocate only one large array: for ten million tokens, allocations cost more than the computation.
         out = np.repeat(rewards.astype(np.float64), sequences.lengths)
@@ -174,9 +170,7 @@ class Scores:
     token_penalties: Floats | None = None
     """[T], subtracted from the reward of each token (KL in the reward), or None."""
     lengths: Ints | None = None
-    """[N], number of response tokens, including those outside the loss. `opo` uses them as weights. None: count the
-    response mask.
-    """
+    """[N], numbers of response tokens, also those outside the loss: weights of `opo`. None: count the response mask."""
     baselines: Floats | None = None
     """[N], reward of the greedy response to the same prompt. Required by `remax`."""
     running: RunningMoments | None = None
@@ -259,9 +253,7 @@ def rloo(scores: Scores, norm: Normalisation) -> Doubles:
 
 @ADVANTAGES.register("reinforce")
 def reinforce(scores: Scores, norm: Normalisation) -> Doubles:
-    """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992). The rewards may be normalised
-    first.
-    """
+    """REINFORCE: the discounted sum of rewards from each token on (Williams, 1992), if wanted of normalised ones."""
     rewards = standardise(scores.rewards, scores.groups, norm.mean, norm.std, scores.running, scores.domains)
     return to_tokens(rewards, scores, norm.gamma, norm.late_clip)
 
@@ -316,9 +308,7 @@ def gigpo(
 
 
 def _anchors(turns: EpisodeTurns, groups: Ints) -> Ints:
-    """Return one integer for each of the K turns. Turns of a group that started in the same state have equal
-    integers.
-    """
+    """Return an integer for each of the K turns. Turns of a group that started in the same state have equal ones."""
     if turns.states is None:
         return np.arange(len(turns.rows), dtype=np.int32)
     pairs = np.stack([groups[turns.rows], turns.states])
@@ -457,9 +447,7 @@ def _token_domains(scores: Scores) -> Ints:
 
 
 def value_targets(scores: Scores, norm: Normalisation) -> Floats:
-    """Return the critic's targets [T] for `gae`: values plus advantages, before whitening and clipping; 0 outside the
-    response mask.
-    """
+    """Return the critic's targets [T] for `gae`: values plus raw advantages; 0 outside the response mask."""
     return _gae(clipped(scores, norm), norm)[1].astype(np.float32)
 
 

@@ -36,9 +36,7 @@ class Divergence:
         return self.between((student / self.temperature).log_softmax(-1), (teacher / self.temperature).log_softmax(-1))
 
     def between(self, q: Tensor, p: Tensor) -> Tensor:
-        """Return the divergences [K], in nats, for log-probs [K, C] of the student (q) and the teacher (p) over the
-        same C categories.
-        """
+        """Return the divergences [K], in nats, for log-probs [K, C] of the student (q) and the teacher (p)."""
         if self.kind == "forward_kl":
             return _kl(p, q)
         if self.kind == "reverse_kl":
@@ -54,9 +52,7 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Distillation(Loss):
-    """weight * divergence - (1 - weight) * log pi: learn from the teacher's distribution and from the tokens
-    themselves.
-    """
+    """weight * divergence - (1 - weight) * log pi: learn from the teacher's distribution and the tokens."""
 
     weight: float = 1.0
 

@@ -90,9 +90,7 @@ class Loss(Protocol):
     """
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """Return a mask [T] of the tokens that the loss treats differently, or None. Called with the whole step, before
-        it is split.
-        """
+        """Return a mask [T] of tokens that the loss treats differently, or None. Called with the whole step."""
         return None
 
 

@@ -32,9 +32,7 @@ def is_path(name: object) -> TypeGuard[str]:
 
 
 def declares(traits: object) -> Callable[[Entry], Entry]:
-    """Return a decorator that attaches `traits` to a reward, estimator, loss or correction, and is otherwise without
-    effect.
-    """
+    """Return a decorator that attaches `traits` to a reward, estimator, loss or correction, and no more."""
 
     def mark(entry: Entry) -> Entry:
         setattr(entry, DECLARED, traits)
@@ -55,9 +53,7 @@ def same_names(keys: Fields) -> Fields:
 
 @dataclass(frozen=True)
 class Method(Generic[Traits]):
-    """One estimator, loss or correction. Its implementation is registered under the same name in `roll/algorithms/`, or
-    is user code.
-    """
+    """One estimator, loss or correction. Its implementation has its name in `roll/algorithms/`, or is user code."""
 
     name: str
     traits: Traits
@@ -98,9 +94,7 @@ Level = Literal["token", "sequence", "geometric"]
 
 @dataclass(frozen=True)
 class CorrectionTraits:
-    """Settings of a correction; see `Correction`. A bound of None means that the correction does not read the key of
-    that bound.
-    """
+    """Settings of a correction; see `Correction`. A bound of None: the correction does not read its key."""
 
     weight: Level | None = None
     cap: float | None = None
@@ -135,9 +129,7 @@ class EstimatorTraits:
     normalises: bool = False
     """Whether it reads `norm_mean_type` and `norm_std_type`."""
     own_scope: Literal["group"] | None = None
-    """Scope of its built-in normalisation. `norm_mean_type` and `norm_std_type` may be set to this scope, without
-    effect.
-    """
+    """Scope of its built-in normalisation. `norm_mean_type` and `norm_std_type` may name this scope, with no effect."""
     whitens: bool = False
     """Whether it whitens its advantages itself."""
     credits_tokens: bool = False
@@ -217,9 +209,7 @@ class PolicyLossTraits:
     ratio: Literal["token", "sequence"] | None = "token"
     """Level of its probability ratio. None if it has no ratio."""
     carries_token_credit: bool = True
-    """Whether the gradient of a token uses the token's own advantage. Otherwise all tokens of a sequence share one
-    gradient.
-    """
+    """Whether a token's gradient uses its own advantage. Otherwise all tokens of a sequence share one gradient."""
     selects_tokens: bool = False
     """Whether it selects tokens of the whole step by their log-probs before the first update."""
     acts_on_change: bool = False
@@ -291,9 +281,7 @@ class PreferenceTraits:
     rows: ClassVar[Literal["pairs", "labelled"]] = "pairs"
     """Kind of data rows on which it trains."""
     compares_rows: ClassVar[bool] = False
-    """Whether it compares the rows of an update, and needs reference log-probs of mismatched prompts and responses in
-    every step.
-    """
+    """Whether it compares the rows of an update, and needs reference log-probs of mismatched pairs in every step."""
 
 
 @dataclass(frozen=True)
@@ -333,9 +321,7 @@ class MethodKey:
     call: tuple[str, ...]
     """Names of the arguments with which the method is called."""
     base: str | None = None
-    """`module:Name` of the protocol from which a user-defined frozen dataclass derives. None: the user defines a
-    function.
-    """
+    """`module:Name` of the protocol from which a user's frozen dataclass derives. None: the user defines a function."""
 
     @property
     def arguments(self) -> str:

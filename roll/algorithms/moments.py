@@ -1,6 +1,4 @@
-"""Means and standard deviations of rewards: over a group, a domain, the batch, or all steps so far. Pure functions, in
-float64.
-"""
+"""Means and standard deviations of rewards over a group, a domain, the batch, or all steps so far, in float64."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from numpy.typing import NDArray
 from roll.types import Bools, Ints
 
 EPSILON = 1e-6
-"""Constant added to a standard deviation in a denominator. A standard deviation of rewards up to this value counts as
-0.
-"""
+"""Constant added to a standard deviation in a denominator. One up to this value counts as 0."""
 WHITENING_EPSILON = 1e-8
 """Constant added to the variance of advantages in a denominator."""
 Doubles = NDArray[np.float64]
@@ -33,9 +29,7 @@ class RunningMoments:
     """Sum of squared deviations from `mean`."""
 
     def joined(self, values: np.ndarray) -> RunningMoments:
-        """Return the moments of all earlier values and the new ones. Source: Chan, Golub and LeVeque, "Updating
-        Formulae", 1979.
-        """
+        """Return the moments of all values so far. Source: Chan, Golub and LeVeque, "Updating Formulae", 1979."""
         if not len(values):
             return self
         new = values.astype(np.float64)
@@ -78,9 +72,7 @@ def standardise(
 
 
 def by_group(values: np.ndarray, groups: Ints, reduce: Callable[[np.ndarray], float | Doubles]) -> Doubles:
-    """Return [N]: for each value, the result of `reduce` on the values of its group, one number for all of them or one
-    for each.
-    """
+    """Return [N]: for each value, the result of `reduce` (one number, or one for each) on the values of its group."""
     out = np.empty(len(values), np.float64)
     order = np.argsort(groups, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):

@@ -34,9 +34,7 @@ from roll.types import Bools, TrainBatch
 
 
 def token_covariances(batch: TrainBatch) -> np.ndarray:
-    """Return float64 [T], (log old - mean)(A - mean), with means over the response tokens. Values of other tokens are
-    undefined.
-    """
+    """Return float64 [T], (log old - mean)(A - mean), with means over the response tokens; undefined elsewhere."""
     old = batch.behaviour_log_probs if batch.proximal_log_probs is None else batch.proximal_log_probs
     assert old is not None, "covariances need log-probs from before the update"
     mask = batch.sequences.response_mask
@@ -47,9 +45,7 @@ def token_covariances(batch: TrainBatch) -> np.ndarray:
 
 
 def largest(covariances: np.ndarray, batch: TrainBatch, ratio: float) -> Bools:
-    """Mark [T] the response tokens with the largest covariances: a fraction `ratio` of them, at least one. Ties go to
-    the first token.
-    """
+    """Mark [T] the response tokens with the largest covariances: a fraction `ratio`, at least one, first ones first."""
     where = np.flatnonzero(batch.sequences.response_mask)
     order = np.argsort(-covariances[where], kind="stable")
     return _chosen(where[order[: _count(len(where), ratio)]], len(covariances))
@@ -145,9 +141,7 @@ class Objective(Protocol):
         ...
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """Return a mask [T] of the tokens, chosen over the whole step, that the objective treats differently. None
-        without a selection.
-        """
+        """Return a mask [T] of the tokens that the objective treats differently, chosen over the step, or None."""
         return None
 
 
@@ -397,9 +391,7 @@ class PolicyLoss(Loss):
     objective: Objective = field(default_factory=Ppo)
     correction: MismatchCorrection | None = None
     on_policy: bool = False
-    """Whether to use the current policy as the old one, because a step makes only one update. Ratios are then exactly
-    1.
-    """
+    """Whether the current policy is used as the old one, as a step makes only one update. Ratios are then exactly 1."""
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
     kl_importance: bool = False

@@ -34,9 +34,7 @@ class BradleyTerry(Loss):
     """
 
     def __call__(self, scores: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`. The model outputs one score per sequence, [S = N]; the chosen response of a pair comes before the
-        rejected one.
-        """
+        """See `Loss`. The model gives a score per sequence, [S = N]; a pair's chosen response comes first."""
         if not len(scores):  # a filler micro-batch without sequences
             return TokenLosses(scores, {})
         chosen, rejected = scores[0::2], scores[1::2]
@@ -61,9 +59,7 @@ NEAREST = 1e-6
 
 @dataclass(frozen=True)
 class Responses:
-    """The chosen or the rejected response of each of P pairs, [P] each. Sums are fp64: margins are small differences of
-    large sums.
-    """
+    """The chosen or rejected response of P pairs, [P] each, in fp64: margins are small differences of large sums."""
 
     log_probs: Tensor
     """l, with a gradient."""
@@ -200,9 +196,7 @@ class OrPo(PairObjective):
 @PAIR_OBJECTIVES.register("sft")
 @dataclass(frozen=True)
 class ChosenLikelihood(PairObjective):
-    """Supervised fine-tuning on the chosen responses: -m(c). Needs no reference. Added to `Dpo`, it is RPO's term,
-    arXiv 2404.19733.
-    """
+    """Supervised fine-tuning on the chosen responses: -m(c). Needs no reference. With `Dpo`: RPO, arXiv 2404.19733."""
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
         """See `PairObjective`."""
@@ -211,9 +205,7 @@ class ChosenLikelihood(PairObjective):
 
 @dataclass(frozen=True)
 class Mixture(PairObjective):
-    """A weighted sum of losses: first + sum w * other. Implicit rewards come from the first. MPO, arXiv 2411.10442,
-    mixes three.
-    """
+    """A weighted sum of losses: first + sum w * other. Implicit rewards are the first's. As MPO, arXiv 2411.10442."""
 
     first: PairObjective
     others: tuple[tuple[float, PairObjective], ...]
@@ -235,9 +227,7 @@ def _log_odds(log_p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PreferenceLoss(Loss):
-    """Applies a loss on pairs and assigns it to each of their tokens. Sequences 2i and 2i + 1 are the chosen and the
-    rejected response.
-    """
+    """Applies a loss on pairs and gives it to each of their tokens. Sequences 2i and 2i + 1 are chosen and rejected."""
 
     objective: PairObjective
 

@@ -1,6 +1,4 @@
-"""Adjusts rewards, and the weights of responses in the loss, by length and difficulty. Pure functions of numpy
-arrays.
-"""
+"""Adjusts rewards, and weights of responses in the loss, by length and difficulty. Functions of numpy arrays."""
 
 from __future__ import annotations
 
@@ -43,22 +41,16 @@ def is_long_and_wrong(score: float, length: int, threshold: int) -> bool:
 
 
 def difficulty_weights(difficulties: Floats) -> Floats:
-    """Return weights [N] from 0.5 (easiest) to 2 (hardest): 0.5 + 1.5 clip(difficulty, 0, 1). This is ROLL's
-    `difficulty_loss_weight`.
-    """
+    """Return weights [N] from 0.5 to 2 (hardest): 0.5 + 1.5 clip(difficulty, 0, 1). ROLL's `difficulty_loss_weight`."""
     return (0.5 + 1.5 * np.clip(difficulties, 0.0, 1.0)).astype(np.float32)
 
 
 def length_weights(lengths: Ints) -> Floats:
-    """Return weights [N], linear from 1.5 (shortest) to 0.5 (longest), or 1.5 if lengths are equal. This is ROLL's
-    `length_loss_weight`.
-    """
+    """Return weights [N], linear from 1.5 (shortest) to 0.5 (longest); 1.5 if equal. ROLL's `length_loss_weight`."""
     span = max(int(lengths.max()) - int(lengths.min()), 1)
     return (1.5 - (lengths - lengths.min()) / span).astype(np.float32)
 
 
 def balanced(weights: Floats, chosen: Bools) -> Floats:
-    """Return the weights [N], scaled to a mean of 1 over the chosen responses so that they do not change the size of an
-    update.
-    """
+    """Return the weights [N], scaled to a mean of 1 over the chosen responses, which keeps an update's size."""
     return (weights / weights[chosen].mean()).astype(np.float32) if chosen.any() else weights

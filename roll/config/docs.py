@@ -1,6 +1,4 @@
-"""Generates the reference of all keys from the schema, in Markdown. `python -m roll.config.docs [FILE]` prints or
-writes it.
-"""
+"""Generates the Markdown reference of all keys. `python -m roll.config.docs [FILE]` prints or writes it."""
 
 from __future__ import annotations
 

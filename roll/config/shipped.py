@@ -47,9 +47,7 @@ def locks_folder() -> Path:
 
 
 def preset_names(*folders: Path) -> set[str]:
-    """Return the names of the presets in the shipped folder and in the given folders. A preset is a file with a single
-    root key.
-    """
+    """Return the presets in the shipped folder and the given ones. A preset is a file with a single root key."""
     return {file.stem for folder in (examples_folder() / PRESETS, *folders) for file in folder.glob("*.yaml")}
 
 
@@ -123,9 +121,7 @@ def find_in(folder: Path, name: str, option: str) -> Path:
 
 
 def _holds(path: Path, test: Callable[[Path], bool]) -> bool:
-    """Return the result of `test` for the path, or False if the file system rejects the path, for example as too
-    long.
-    """
+    """Return the result of `test` for the path, or False if the file system rejects it, as too long."""
     try:
         return test(path)
     except OSError:

@@ -31,9 +31,7 @@ class Render(Protocol):
 
 
 WRITTEN = MORE[:2]
-"""Optional keys that are part of an assistant's turn. A template that ignores such a key would leave a part of the turn
-out.
-"""
+"""Optional keys of an assistant's turn. A template that ignores one would leave a part of the turn out."""
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
 MARKED: Mapping[str, Sequence[str]] = dict.fromkeys(("chatml", "qwen2_5"), ("<|im_start|>", "<|im_end|>"))
@@ -41,9 +39,7 @@ MARKED: Mapping[str, Sequence[str]] = dict.fromkeys(("chatml", "qwen2_5"), ("<|i
 
 
 class ChatTemplate:
-    """Renders messages with one template. Implements `Render`; raises TemplateFault for messages that the template
-    cannot express.
-    """
+    """Renders messages with one template. Implements `Render`; raises TemplateFault for what it cannot express."""
 
     def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase) -> None:
         """
@@ -76,9 +72,7 @@ class ChatTemplate:
         return self._native.text(self._written(messages, self._native, further), generate, further)
 
     def spans(self, messages: Messages, further: Mapping[str, Any] = NOTHING) -> list[tuple[int, int]]:
-        """Return the spans of the text of `messages` that the template marks as generated, [first, end) in
-        characters.
-        """
+        """Return the spans of the text of `messages` that the template marks as generated, [first, end)."""
         assert self._native is not None
         return self._native.generated(self._written(messages, self._native, further), further)
 

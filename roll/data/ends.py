@@ -28,9 +28,7 @@ CALLS = [
 
 @dataclass(frozen=True)
 class EndOfTurn:
-    """What ends an assistant's turn. Both are empty if the template marks no end, so that only the model's end of
-    sequence is left.
-    """
+    """What ends an assistant's turn. Empty if the template marks no end: only the model's end of sequence is left."""
 
     token_ids: tuple[int, ...] = ()
     """Tokens that end a turn."""
@@ -81,9 +79,7 @@ def _rendered(
 
 
 def _ending(message: Mapping[str, Any], render: RenderMessages, marks: Sequence[str]) -> str:
-    """Return the text after the last probe word of a turn; "" if the template cannot express the turn, or marks no
-    end.
-    """
+    """Return the text after the last probe word of a turn; "" if it cannot be expressed or has no marked end."""
     try:
         turns = Turns([ASKED, message], render, marks)
         text = turns.last_ending(turns.as_last(0).text, "")

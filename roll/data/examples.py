@@ -71,9 +71,7 @@ class RowRange:
     seed: int
 
     def __call__(self, count: int) -> Bools:
-        """Return a mask [count] of this part's rows. The same seed and count give the same parts, and each row is in
-        exactly one.
-        """
+        """Return a mask [count] of this part's rows. Each row is in exactly one part; seed and count decide."""
         bounds = np.rint(np.cumsum((0.0, *self.shares)) / sum(self.shares) * count).astype(np.int64)
         chosen = np.zeros(count, np.bool_)
         chosen[np.random.default_rng(self.seed).permutation(count)[bounds[self.index] : bounds[self.index + 1]]] = True
@@ -95,9 +93,7 @@ class ExampleSequence:
     token_ids: Ints
     """[T], the tokens of the prompt, then those of the response, including the end of the turn."""
     response_mask: Bools
-    """[T], True for the tokens to learn: the assistant's last response, all of its turns, or every token except the
-    first.
-    """
+    """[T], True for the tokens to learn: the assistant's last response, all its turns, or all but the first."""
 
 
 @dataclass(frozen=True)
@@ -314,9 +310,7 @@ class Reading:
 
 
 def _compared(chosen: Texts, rejected: Texts, margin: float) -> Texts:
-    """Return the texts of a pair. If only one of the two continues the thinking that the prompt opens, the opening tag
-    is part of it.
-    """
+    """Return the texts of a pair. If only one continues the prompt's open thinking, the opening tag is in it."""
     prompt = min(chosen.prompt, rejected.prompt, key=len)
     if not (chosen.prompt.startswith(prompt) and rejected.prompt.startswith(prompt)):
         raise TemplateFault("the template renders the prompt differently for the chosen and the rejected response")

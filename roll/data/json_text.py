@@ -1,6 +1,4 @@
-"""Parses JSON without losing values. An object with a repeated key is rejected, where `json` would keep only the last
-value.
-"""
+"""Parses JSON without losing values: a repeated key is rejected, where `json` would keep the last value."""
 
 from __future__ import annotations
 

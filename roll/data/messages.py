@@ -36,9 +36,7 @@ ROLE_FROM: Mapping[str, str] = {
 TEXTS = ("text", "input_text", "output_text")
 """Types of parts of a content that contain text."""
 LEARNT = (UNLEARNT, "weight", "loss", "loss_weight", "loss_scale", "trainable", "step_loss_mask")
-"""Keys of OpenAI, axolotl, ms-swift, LLaMA-Factory and slime that are 1 or true if a message is learnt, and 0 or false
-if not.
-"""
+"""Keys of OpenAI, axolotl, ms-swift, LLaMA-Factory and slime: 1 or true if a message is learnt, else 0 or false."""
 OTHER_LOSS = ("mask", "masked", "loss_mask", "train_detail", "training_detail")
 """Keys by which other frameworks learn parts of a message."""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
@@ -105,9 +103,7 @@ def role_of(message: Mapping[str, Any]) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a content: a string, null, or a list of text parts, which are joined. Raises MessageFault for
-    anything else.
-    """
+    """Return the text of a content: a string, null, or text parts, which are joined. Raises MessageFault for others."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):

@@ -83,9 +83,7 @@ def message_calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the name and the arguments of a tool call: its `function`, or the call itself, which many templates read
-    as well.
-    """
+    """Return the name and arguments of a tool call: its `function`, or the call itself, as many templates do."""
     function = call.get("function", call)
     if not isinstance(function, Mapping):
         raise TemplateFault(f"the function of a tool call is not an object: {str(function)[:60]}")
@@ -110,9 +108,7 @@ class NativeTemplate:
 
     @property
     def source(self) -> str:
-        """Return the Jinja source. `chat_template` is a string, or a mapping of several by name; those are
-        concatenated.
-        """
+        """Return the Jinja source. `chat_template` is a string, or a mapping of several, which are concatenated."""
         own = self._tokenizer.chat_template
         return "\n".join(own.values()) if isinstance(own, Mapping) else str(own or "")
 

@@ -43,9 +43,7 @@ class Selection:
     """Token spans of the chosen sequences in the batch. Adjacent sequences share a span. Empty for the filler."""
 
     def tokens(self, field: np.ndarray) -> np.ndarray:
-        """Return the chosen sequences' part of a per-token field. It shares memory with `field` if the sequences are
-        adjacent.
-        """
+        """Return the chosen sequences' part of a per-token field, without a copy if they are adjacent."""
         match self.spans:
             case []:
                 return np.zeros(len(self.sequences.token_ids), field.dtype)
@@ -89,9 +87,7 @@ def members_of(examples: Sequence[int], sequences_per_example: int) -> list[int]
 
 
 def updates_of(batch: TrainBatch, updates: int) -> list[list[int]]:
-    """Return the sequence indices of each update, in the order of the batch. No example and no episode is split over
-    updates.
-    """
+    """Return the sequence indices of each update, in order. No example and no episode is split over updates."""
     if batch.episode_of_sequence is None:
         parts = np.array_split(np.arange(batch.example_count), updates)
         return [members_of(part.tolist(), batch.sequences_per_example) for part in parts]
@@ -115,9 +111,7 @@ def response_rows(sequences: Sequences, indices: Sequence[int]) -> NDArray[np.in
 
 
 def take_sequences(batch: TrainBatch, indices: Sequence[int]) -> TrainBatch:
-    """Return the chosen sequences of a batch, or the filler if there are no indices. `indices` must cover whole
-    examples.
-    """
+    """Return the chosen sequences of a batch, or the filler without any. `indices` must cover whole examples."""
     chosen = select_sequences(batch.sequences, indices)
 
     def if_given(field: np.ndarray | None) -> np.ndarray | None:
@@ -191,9 +185,7 @@ def split_to_budget(
 
 
 def cost(lengths: NDArray[np.int64], attention_cost: float) -> NDArray[np.float64]:
-    """Return the cost [N] of sequences, in units of one token: length + attention_cost x length^2. See
-    `ModelShape.attention_cost`.
-    """
+    """Return the costs [N], in tokens: length + attention_cost x length^2. See `ModelShape.attention_cost`."""
     return lengths + attention_cost * lengths**2
 
 

@@ -70,9 +70,7 @@ class DomainRoutes:
     """Domain of each tag."""
 
     def labels(self, domains: NDArray, tags: NDArray) -> Sequence[Label]:
-        """Return the labels [rows] of a table from its columns of domains and tags, whose values are strings or
-        None.
-        """
+        """Return the labels [rows] of a table from its columns of domains and tags, with strings or None."""
         return [Label(*pair) for pair in zip(domains.tolist(), tags.tolist(), strict=True)]
 
     def domain_index(self, label: Label) -> int:
@@ -81,9 +79,7 @@ class DomainRoutes:
         return self.domains.index(found) if found else -1
 
     def is_default(self, label: Label) -> bool:
-        """Whether only `DEFAULT_DOMAIN` can take the row, because neither its domain nor its tag leads to an existing
-        domain.
-        """
+        """Whether only `DEFAULT_DOMAIN` can take the row: neither its domain nor its tag leads to another."""
         return self._named(label) is None
 
     def _named(self, label: Label) -> str | None:
@@ -218,9 +214,7 @@ class PromptSet:
     """Number of prompts by tag, for tags that no reward domain includes. `routes.DEFAULT_DOMAIN` scores these prompts.
     """
     unknown_domains: Mapping[str, int]
-    """Number of prompts by `domain`, for values that name no reward domain. The domain of these prompts follows from
-    their tag.
-    """
+    """Number of prompts by `domain`, for values that name no reward domain. The prompts' tag decides instead."""
     _data_args: DataConfig = field(repr=False)
     _table: datasets.Dataset = field(repr=False)
     remarks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -264,9 +264,7 @@ def _question(row: Mapping[str, Any], prompt: str, further: str | None) -> str:
 
 
 def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
-    """Return the messages in a column. `may_be_empty` allows a message of the assistant without text: a turn that ends
-    at once.
-    """
+    """Return the messages in a column. `may_be_empty` allows an assistant's turn that ends at once."""
     messages = _column(row, column)
     if isinstance(messages, str):
         messages = _from_json(messages, column)
@@ -339,9 +337,7 @@ def _from_json(text: str, column: str) -> Any:
 
 
 def _object_or_text(text: str) -> dict[str, Any] | str:
-    """Return the object if the text is a JSON object with keys, or else the text. `{}` and `{1, 2}` are answers: sets
-    in mathematics.
-    """
+    """Return the object if the text is a JSON object with keys, or else the text: `{1, 2}` is a set."""
     found = _parsed_or_none(text)
     return found if isinstance(found, dict) and found else text
 
@@ -378,9 +374,7 @@ def column_text(row: Mapping[str, Any], column: str) -> str:
 
 
 def _quoted_value(row: Mapping[str, Any], column: str) -> str:
-    """Return the text of a single message. Raises RowFault as `text_of` does, and if the text is a JSON list of
-    messages.
-    """
+    """Return a single message's text. Raises RowFault as `text_of` does, and for a JSON list of messages."""
     text = column_text(row, column)
     if _holds_messages(text):
         problem = f"'{column}' is the JSON text of messages, which would be read as they are written: {_excerpt(text)}"

@@ -54,9 +54,7 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True)
 class Tasks:
-    """Implements `Prompts`: tasks that environments generate from seeds. Prompts are empty: the environment's reset
-    returns the text.
-    """
+    """Implements `Prompts`: tasks that environments generate from seeds. The environment's reset returns the text."""
 
     domains: tuple[str, ...]
     counts: Mapping[str, int]

@@ -214,9 +214,7 @@ def _file(path: Path) -> Source:
 
 
 def _folder(path: Path, split: str) -> list[Source]:
-    """Return the folder's files of `split`. File names show the split as on the Hub (`train-0.parquet`,
-    `test/a.jsonl`).
-    """
+    """Return the folder's files of `split`, named as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
     plain = glob.escape(str(path))
     try:
         by_split = DataFilesDict.from_patterns(get_data_patterns(plain), base_path=plain)
@@ -284,9 +282,7 @@ def _table(name: str, table: datasets.Dataset) -> Source:
 
 
 def _json_rows(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a JSON array of objects, or of a file with one object per line. The first character decides,
-    not the suffix.
-    """
+    """Yield the rows of a JSON array, or of a file with an object per line, by its first character, not its suffix."""
     with path.open("rb") as file:
         first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
         file.seek(0)

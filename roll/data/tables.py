@@ -126,9 +126,7 @@ class Texts:
     value: float = 0.0
     """Label of the response, or margin of the pair."""
     pieces: tuple[str, ...] = ()
-    """The prompt in pieces that are tokenised separately: context, assistant's turn, context, ..., context. Empty to
-    tokenise it whole.
-    """
+    """The prompt in pieces tokenised separately: context, assistant's turn, ..., context. Empty: in one piece."""
     remarks: tuple[str, ...] = ()
     """What a user should know about the row, although it is used. Each continues "3 of its rows"."""
 
@@ -144,9 +142,7 @@ class Preparation:
     texts: ReadTexts
     tokenizer: PreTrainedTokenizerBase
     special_tokens: bool
-    """Whether the tokenizer adds its special tokens (BOS) before a prompt. False if a chat template has written them
-    already.
-    """
+    """Whether the tokenizer adds BOS before a prompt. False if a chat template has written it already."""
     data_args: DataConfig
     cut: int | None = None
     """See `cut_of`. None tokenises every text whole."""
@@ -223,9 +219,7 @@ class Preparation:
         return [[next(first), *(next(later) for _ in pieces[1:])] if pieces else [] for pieces in prompts]
 
     def _continued(self, contexts: list[str], texts: list[str]) -> list[list[int]]:
-        """Return the tokens of texts, each of which continues a context. `contexts` and `texts` have the same
-        length.
-        """
+        """Return the tokens of texts, each of which continues a context. `contexts` is as long as `texts`."""
         found = self._tokenised(texts, False)
         if not any(texts) or not adds_space(self.tokenizer):
             return found
@@ -237,9 +231,7 @@ class Preparation:
         ]
 
     def _tokenised(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
-        """Return the tokens of each text. If the first `cut` characters of a text exceed the limit already, return only
-        their tokens.
-        """
+        """Return the tokens of each text, or of its first `cut` characters if these exceed the limit already."""
         if self.cut is None or all(len(text) <= self.cut for text in texts):
             return self._all_tokens(texts, special_tokens)
         found = self._all_tokens([text[: self.cut] for text in texts], special_tokens)
@@ -274,9 +266,7 @@ def cut_of(limit: int) -> int:
 
 
 def adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer puts a space before a text that it tokenises, as SentencePiece does, though not where a
-    text goes on.
-    """
+    """Whether the tokenizer puts a space before a text, as SentencePiece does, though not where one goes on."""
     return bool(tokenizer.is_fast) and _ids(tokenizer, "\nYes") != _ids(tokenizer, "\n") + _ids(tokenizer, "Yes")
 
 
@@ -436,9 +426,7 @@ def row_place(table: datasets.Dataset, position: int, names: Sequence[str]) -> s
 
 
 def place_of(entry: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return `file:row` of a table's entry, with its id if `data_args.id` names a column. `names` are those of the
-    sources.
-    """
+    """Return `file:row` of a table's entry, with its id if `data_args.id` is set. `names` are the sources'."""
     return f"{names[entry['file']]}:{entry['number']}" + (
         f" (id {entry['label']})" if entry["label"] is not None else ""
     )

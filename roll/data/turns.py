@@ -71,9 +71,7 @@ class Turns:
         return len(self.numbers)
 
     def opened(self, turn: int) -> str:
-        """Return the prompt of a turn, with a word in place of each earlier turn. `len(self)` is the turn after the
-        last one.
-        """
+        """Return a turn's prompt, with a word in place of each earlier turn. `len(self)` is the turn after the last."""
         if turn not in self._opened:
             self._opened[turn] = self.render(self._before(turn), True)
         return self._opened[turn]
@@ -251,9 +249,7 @@ class Turns:
         return prompt[len(self._shared(self.render(self._before(turn), False), prompt)) :]
 
     def _before(self, turn: int, whole: bool = True) -> list[Mapping[str, Any]]:
-        """Return the messages before a turn, each earlier turn replaced by its word; only up to the previous turn if
-        not `whole`.
-        """
+        """Return the messages before a turn, earlier turns as their words; up to the previous turn if not `whole`."""
         if not whole:
             return self._probed[: self.numbers[turn - 1] + 1]
         return self._probed[: self.numbers[turn] if turn < len(self) else len(self._probed)]
@@ -299,9 +295,7 @@ class Turns:
         return text[: len(text) - len(begun)] + mark if mark else ""
 
     def _own_mark(self, text: str, following: Mapping[str, Any]) -> str:
-        """Return the special token that begins a text; "" if it begins the next message, whose text or role would
-        follow it.
-        """
+        """Return the special token that begins a text; "" if it begins the next message, with text or role after it."""
         mark = self._leading_mark(text)
         rest = text[len(mark) :].lstrip()
         return "" if rest.startswith((str(following["content"]).strip(), str(following["role"]))) else mark

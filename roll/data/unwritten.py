@@ -37,9 +37,7 @@ Change = Callable[[str], Mapping[str, Any]]
 
 
 class Unwritten:
-    """Finds what one template does not write. It remembers by kind of message whether a text is written, so that few
-    are rendered again.
-    """
+    """Finds what one template does not write. It remembers by kind of message, so that few are rendered again."""
 
     def __init__(self) -> None:
         self._written: dict[tuple[Any, ...], bool] = {}

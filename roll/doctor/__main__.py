@@ -173,9 +173,7 @@ def _allows(allowed: str, there: str) -> bool:
 
 
 def _same(there: str, tested: str) -> bool:
-    """Return whether a version is the locked one. The build (`+cu130` of `2.13.0+cu130`) is only compared if the lock
-    specifies one.
-    """
+    """Return whether a version is the locked one. The build (`+cu130`) is compared only if the lock has one."""
     found = Version(there)
     return there == tested if "+" in tested else found.public == Version(tested).public
 
@@ -304,9 +302,7 @@ def _network(facts: Facts) -> Findings:
 
 
 def _chosen(network: Network) -> list[str]:
-    """Return the interfaces that NCCL_SOCKET_IFNAME selects: by prefix, by whole name after `=`, or by exclusion after
-    `^`.
-    """
+    """Return the interfaces that NCCL_SOCKET_IFNAME selects: by prefix, by name (`=`), or by exclusion (`^`)."""
     words = (network.chosen or "").lstrip("^=").split(",")
     whole = "=" in (network.chosen or "")[:2]
 

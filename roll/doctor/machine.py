@@ -49,9 +49,7 @@ class Gpu:
     used: int
     """Bytes in use by any process."""
     utilisation: int | None = None
-    """Percentage of the driver's last sampling period (at most a second) in which a kernel ran. None if the driver does
-    not report it.
-    """
+    """Percentage of the driver's last period (at most a second) in which a kernel ran; None if not reported."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a machine. If `torch`, `ops` or `ray_nodes` could not be determined, that field is a text with the
-    reason.
-    """
+    """Facts about a machine. `torch`, `ops` and `ray_nodes` are a text with the reason if undetermined."""
 
     python: tuple[int, int]
     executable: str
@@ -130,9 +126,7 @@ class Facts:
 
 
 def gather_facts() -> Facts:
-    """Gather all facts. This takes some seconds, because torch, DeepSpeed and Ray are examined in separate
-    processes.
-    """
+    """Gather all facts. This takes seconds: torch, DeepSpeed and Ray are examined in separate processes."""
     driver, gpus = gpus_of(_output("nvidia-smi", GPU_QUERY, "--format=csv,noheader,nounits"))
     kind = "gpu" if gpus else "cpu"
     address = os.environ.get("RAY_ADDRESS")
@@ -217,9 +211,7 @@ def _requires(package: str) -> list[str]:
 
 
 def of_extra(lines: list[str], extra: str) -> list[str]:
-    """Return the requirements of a package's extra on this machine. For example, `ray[default]` requires what `ray job
-    submit` needs.
-    """
+    """Return the requirements of a package's extra here, such as what `ray job submit` needs of `ray[default]`."""
     found = [
         requirement
         for requirement in map(Requirement, lines)
@@ -229,9 +221,7 @@ def of_extra(lines: list[str], extra: str) -> list[str]:
 
 
 def gpus_of(text: str) -> tuple[str | None, tuple[Gpu, ...]]:
-    """Return the driver's version and the GPUs from the output of `nvidia-smi` for `GPU_QUERY`. For other output, None
-    and no GPUs.
-    """
+    """Return the driver's version and the GPUs from the output for `GPU_QUERY`; None and no GPUs for other output."""
     rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
     gpus = tuple(
         Gpu(row[1], _mib(row[2]), _mib(row[3]), int(row[4]) if row[4].isdigit() else None)
@@ -306,9 +296,7 @@ def existing(path: Path) -> Path:
 
 
 def probe_folder(use: str, path: Path, folder: Path, remedy: str) -> Folder:
-    """Try to write a file in `folder`, and return the facts about it. The file is nameless, so that nothing can
-    remain.
-    """
+    """Try to write a file in `folder`, and return the facts about it. The file is nameless: nothing remains."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 16))
@@ -353,9 +341,7 @@ def _output(*command: str) -> str:
 
 
 def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | str:
-    """Run a program. Return its result, or text with the reason if it is absent, or was killed with its children after
-    `seconds`.
-    """
+    """Run a program. Return its result, or why there is none: absent, or killed with its children after `seconds`."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": _programs()}
     try:
         process = subprocess.Popen(

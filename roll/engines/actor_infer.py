@@ -140,9 +140,7 @@ class ActorInfer:
                 self._waiting.popleft()
 
     async def _run(self, share: _Share) -> None:
-        """Generate some samples of a request on an engine. If the engine dies, or is late once, queue the unfinished
-        ones again.
-        """
+        """Generate some samples of a request on an engine. If it dies or is late once, queue the unfinished ones."""
         try:
             await self._draw(share)
         except WorkerDied:
@@ -191,9 +189,7 @@ class ActorInfer:
         request.waiting = sorted({*request.waiting, *share.left})
 
     def _leave(self, share: _Share, task: asyncio.Task[None]) -> None:
-        """Free the room of the samples that a share did not finish. Also called if it was cancelled before it
-        started.
-        """
+        """Free the room of the samples that a share did not finish, also if it was cancelled before its start."""
         if share.left:
             self._running.leave(share.engine, len(share.left))
             self._place()
@@ -209,9 +205,7 @@ class ActorInfer:
 
     @property
     def progress(self) -> str:
-        """The numbers of finished and of requested responses since the engines were last idle, as text; empty while
-        they are idle.
-        """
+        """The numbers of finished and requested responses since the engines were last idle; empty while idle."""
         return f"{self._ended_samples} of {self._samples} responses" if self._open else ""
 
     @property
@@ -222,18 +216,14 @@ class ActorInfer:
         ]
 
     async def activity(self) -> list[EngineActivity]:
-        """Return the activity of each engine since the last call, zeros for a dead engine. Also adapt the limit of
-        running samples.
-        """
+        """Return each engine's activity since the last call, zeros if dead. Also adapt the limit of running samples."""
         activities = await self.pool.each(LOOK_SECONDS, GenerateStrategy.activity)
         self._running.adapt(activities)
         self._place()
         return [activities.get(engine, EngineActivity(0.0, 0, 0)) for engine in range(len(self._group))]
 
     def metrics(self) -> Metrics:
-        """Return the numbers of serving engines, restarts and waiting samples, and the limit of running samples if
-        there is one.
-        """
+        """Return the numbers of serving engines, restarts and waiting samples, and any limit of running samples."""
         waiting = sum(len(request.waiting) for request in self._waiting)
         bounds = {} if self._running.limit is None else {"engine/max_running_samples": float(self._running.limit)}
         health = {"engine/healthy": float(len(self.pool.serving)), "engine/restarts": float(self.pool.restarts)}

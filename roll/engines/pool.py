@@ -58,9 +58,7 @@ LOWERED, RAISED = 0.8, 1.25
 
 @dataclass
 class RunningLimit:
-    """Limits the concurrent samples of an engine: first to the engine's own limit, then to the load that avoids
-    preemptions.
-    """
+    """Limits an engine's concurrent samples: first to its own limit, then to a load without preemptions."""
 
     most: int
     """Largest value of the limit."""
@@ -71,9 +69,7 @@ class RunningLimit:
         self.samples = self.most
 
     def adapt(self, activity: EngineActivity, most_running: int) -> None:
-        """Adapt the limit to the engine's activity in a step. `most_running` is the largest number of concurrent
-        samples in it.
-        """
+        """Adapt the limit to the engine's activity in a step. `most_running` is its most concurrent samples."""
         if not self.adapts or activity.preemptions is None:
             return
         use = activity.kv_cache_use or 0.0
@@ -108,9 +104,7 @@ class Running:
         self._most = [0] * engines
 
     def serve(self, engines: Sequence[int], suspect: Collection[int]) -> None:
-        """Allow only these engines from now on. A `suspect` engine is chosen only if it has more room than all
-        others.
-        """
+        """Allow only these engines from now on. A `suspect` one is chosen only if it has the most room."""
         self._serving, self._suspect = list(engines), frozenset(suspect)
 
     def place(self, samples: int, home: int | None = None) -> tuple[int, int]:
@@ -203,9 +197,7 @@ class _Engine:
     exceptions: dict[str, str] = field(default_factory=dict)
     """The causes of its deaths by exceptions. Key: the exception without its numbers."""
     repeated: str | None = None
-    """The cause of the first of two deaths of the same exception, before it answered any request; None if there is
-    none.
-    """
+    """The cause of the first of two deaths of the same exception, before any answer; None without one."""
 
 
 class EngineHealth:
@@ -286,9 +278,7 @@ class EngineHealth:
         found.state, found.late = EngineState.RESTARTING, 0
 
     def loaded(self, engine: int) -> float:
-        """Note that the engine's new process is ready and waits for weights. Return the seconds since the engine's
-        death.
-        """
+        """Note that the engine's new process waits for weights. Return the seconds since the engine's death."""
         found = self._engines[engine]
         assert found.state is EngineState.RESTARTING, f"engine {engine} is {found.state}"
         found.state = EngineState.STALE
@@ -337,9 +327,7 @@ class EnginePool:
         self._in_sync = self._is_away = False
         self._news = asyncio.Event()
         self.failure: Exception | None = None
-        """The failure that ends the run: no engine will serve again, or a restart cannot help. None if there is no such
-        failure.
-        """
+        """The failure that ends the run: no engine will serve again, or a restart cannot help. None without one."""
 
     @property
     def serving(self) -> list[int]:
@@ -418,9 +406,7 @@ class EnginePool:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> dict[int, R]:
-        """Call a method of every live engine. Return the results by engine, without engines that die during the
-        call.
-        """
+        """Call a method of every live engine. Return the results by engine, without those that die meanwhile."""
         said: dict[int, R] = {}
 
         async def ask(engine: int) -> None:
@@ -433,9 +419,7 @@ class EnginePool:
         return said
 
     async def explained(self, engine: int, process: int, error: RollError) -> RollError:
-        """Return the failure of a call on an engine's process: `WorkerDied` if the engine has died, otherwise `error`.
-        Report a death.
-        """
+        """Return the failure of a call on an engine: `WorkerDied` if it has died, otherwise `error`. Report a death."""
         if process != self._health.restarts(engine):
             return WorkerDied(self._group.role, engine, str(error))
         if isinstance(error, WorkerDied):
@@ -459,9 +443,7 @@ class EnginePool:
             await run_together(self._probe(engine, process) for engine, process in self.present.items())
 
     async def _probe(self, engine: int, process: int) -> None:
-        """Report an engine as dead if its process is gone or it reports a fatal error. A late answer is ignored: the
-        engine may be busy.
-        """
+        """Report an engine as dead if its process is gone or has a fatal error. A late answer may only mean busy."""
         try:
             cause = await self._group.within(LOOK_SECONDS).one(engine, GenerateStrategy.cause_of_death)
         except WorkerFailed as error:
@@ -493,9 +475,7 @@ class EnginePool:
         self._notify_engines()
 
     def _note_death(self, engine: int, cause: str, raised: bool = False) -> None:
-        """Note a death. `raised`: the cause is an exception already. A signal or a silence may be an accident, so it is
-        none.
-        """
+        """Note a death. `raised`: the cause is an exception already; a signal or a silence may be an accident."""
         exception = cause if raised else None
         if root := root_cause(self._group.printed(engine)):
             exception, cause = root, f"{root}; {cause}"
@@ -541,9 +521,7 @@ class EnginePool:
         self._notify_engines()
 
     def _last_death(self, engine: int, cause: str) -> WorkerDied:
-        """Return the failure of a run whose engines are all retired. An exception against which no restart helps is
-        named first.
-        """
+        """Return the failure of a run whose engines are all retired: an exception that no restart helps comes first."""
         for hopeless, first in self._health.hopeless.items():
             said = (
                 f"on host {self._group.host(hopeless)}, it died twice of the same exception before it answered any "

@@ -53,9 +53,7 @@ class RequestGate(asyncio.Event):
         return busy
 
     def _count(self) -> None:
-        """Add the time since the last change of state to the busy time if the engine was busy. Call it before each
-        change.
-        """
+        """Add the time since the last change of state to the busy time if it was busy. Call before each change."""
         now = self._clock()
         if self.in_flight and self.is_set():
             self._busy += now - self._changed

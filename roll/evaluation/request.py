@@ -8,9 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Request:
-    """What to evaluate, and how. A value of None means the value of the run, or the default for a model without a
-    run.
-    """
+    """What to evaluate, and how. None means the value of the run, or the default for a model without a run."""
 
     subject: str
     """A run folder, a checkpoint folder, a Hugging Face folder or a Hub id."""

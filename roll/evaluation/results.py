@@ -180,9 +180,7 @@ def write_results(result: EvaluationResult, facts: Mapping[str, Any]) -> None:
 
 
 def result_table(result: EvaluationResult) -> Table:
-    """Return a table of the estimates for a terminal. If rewards gave no verdict on responses of a set, it says how
-    many.
-    """
+    """Return a table of the estimates for a terminal. It says how many responses of a set got no verdict."""
     table = Table(box=None)
     lacks = any(one.unscored for one in result.sets.values())
     for column in ("set", "", "estimate", f"{CONFIDENCE:.0%} interval", *(["not scored"] if lacks else [])):

@@ -223,9 +223,7 @@ def _domain(reward: str) -> str:
 
 
 def output_folder(request: Request, subject: Subject) -> Path:
-    """Return the folder for the results: the requested one, else one in the run folder, else one in
-    `output/evaluations`.
-    """
+    """Return the results' folder: the requested one, else one in the run folder or `output/evaluations`."""
     if request.output is not None:
         return request.output
     if subject.trained:
@@ -259,9 +257,7 @@ def _engine(request: Request, run: Config | None) -> dict[str, Any]:
 
 
 def _devices(request: Request, own: Mapping[str, Any], run: Config | None) -> list[int] | None:
-    """Return the GPUs of the engine, or None for the CPU: the requested ones, else those of the run, else the first of
-    this machine.
-    """
+    """Return the engine's GPUs, None for the CPU: the requested ones, else the run's, else this machine's first."""
     if request.devices is not None:
         return list(request.devices) or None
     if own:
@@ -334,9 +330,7 @@ def _names(files: Sequence[str]) -> dict[str, str]:
 
 
 def _rows(request: Request, file: str, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the block `data_args` of one file: the columns and the template of the run, overridden by those of the
-    request.
-    """
+    """Return the block `data_args` of one file: the run's columns and template, overridden by the request's."""
     keys = (
         "template",
         "chat_template_kwargs",
@@ -368,9 +362,7 @@ def _columns(run: Config | None) -> dict[str, Any]:
 
 
 def _plain(block: BaseModel) -> dict[str, Any]:
-    """Return the keys of a block that differ from the defaults, as JSON values, without secrets, which a run's
-    config.yaml hides.
-    """
+    """Return a block's keys that differ from the defaults, as JSON values, without the secrets that runs hide."""
     return _printable(block.model_dump(mode="json", exclude_defaults=True))
 
 

@@ -26,9 +26,7 @@ LOG = logging.getLogger(__name__)
 
 
 def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
-    """Write all weights of a fully trained policy as a Hugging Face folder. With `exact`, write the fp32 weights of the
-    optimizer.
-    """
+    """Write a fully trained policy as a Hugging Face folder. With `exact`, the fp32 weights of the optimizer."""
     found = deepspeed_files.trained_weights(source.checkpoint, as_held=not exact)
     model = _empty_model(source)
     view = WeightView(model)
@@ -41,9 +39,7 @@ def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
 
 
 def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
-    """Write the base model with the adapter merged in, as a weight sync does, as a Hugging Face folder. With `exact`,
-    merge in fp32.
-    """
+    """Write the base model with the adapter merged in, as a Hugging Face folder. With `exact`, merge in fp32."""
     base: Any = load_causal_model(source.model, source.model_args, packed=False)
     if exact:
         base.float()
@@ -82,9 +78,7 @@ def write_universal(source: CheckpointSource, out: Path) -> None:
 
 
 def _empty_model(source: CheckpointSource) -> PreTrainedModel:
-    """Build the model's modules on the meta device, without memory for weights. Raises DataError if its configuration
-    cannot be read.
-    """
+    """Build the model's modules on the meta device. Raises DataError if its configuration cannot be read."""
     try:
         config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -109,9 +103,7 @@ def _write(
 
 
 def response_ends(source: CheckpointSource, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the tokens that end a response in the run's template; none if the template does not fit the tokenizer,
-    which is logged.
-    """
+    """Return the tokens that end a response in the run's template; none, logged, if it does not fit the tokenizer."""
     try:
         return ends_of(source.data_args, tokenizer).token_ids
     except ValueError as error:

@@ -62,9 +62,7 @@ def find_source(path: Path) -> CheckpointSource:
 
 
 def model_source(name: str, run: Path) -> str:
-    """Return the Hub id or the absolute folder of a model that the run named, perhaps relative to its own working
-    directory.
-    """
+    """Return a model's Hub id or absolute folder; the run may have named it relative to its own directory."""
     folders = [*(Path(start.folder) for start in reversed(read_starts(run))), Path.cwd()]
     return next((str((folder / name).absolute()) for folder in folders if (folder / name).is_dir()), name)
 

@@ -50,9 +50,7 @@ class Ready(Generic[T]):
     faults: tuple[Fault, ...]
     """Faults of the configuration. If there are any, the process ends."""
     side_by_side: bool
-    """Whether calls run concurrently, and the child itself ends those that exceed the deadline, as long as its event
-    loop is not blocked.
-    """
+    """Whether calls run concurrently, and the child ends those past the deadline unless its event loop is blocked."""
     traits: T
     """Traits of the user code that the parent needs; None if there are faults."""
 

@@ -46,9 +46,7 @@ C = TypeVar("C")
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 CANCEL_SECONDS = 5.0
-"""Time in seconds after a call's deadline in which a child may end the call itself. If it does not, its event loop is
-blocked.
-"""
+"""Seconds after a call's deadline in which a child may end it. If it does not, its event loop is blocked."""
 RECEIVE_BYTES = 1 << 16
 LOOK_SECONDS = 0.01
 """Seconds between two checks of whether processes have exited."""
@@ -63,14 +61,10 @@ class ChildDied(Exception):
 
 
 class Child:
-    """A child process and the socket to it. The process leads its own session, and its child processes are killed with
-    it.
-    """
+    """A child process and its socket. It leads its own session; its child processes are killed with it."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """Run `module` as `python -m module DESCRIPTOR PARENT`. `environment` is added to the environment of this
-        process.
-        """
+        """Run `python -m module DESCRIPTOR PARENT`, with `environment` added to that of this process."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._received = bytearray()
@@ -170,26 +164,20 @@ class Child:
         self._socket.close()
 
     async def watch(self, name: str, bounds: TreeBounds) -> None:
-        """Kill the process if it exceeds a bound, and log that under `name`. `receive` then raises ChildDied with the
-        reason.
-        """
+        """Kill the process if it exceeds a bound, logged under `name`. `receive` then raises ChildDied with it."""
         while self.alive():
             if why := self.end_beyond(bounds):
                 LOG.warning("%s: %s", name, why)
             await asyncio.sleep(LOOK_EVERY)
 
     def end_beyond(self, bounds: TreeBounds) -> str:
-        """Kill the process and return the reason if it exceeds a bound together with its child processes. Otherwise
-        return "".
-        """
+        """Kill the process and return the reason if its tree exceeds a bound. Otherwise return ""."""
         if why := bounds.exceeded(tree(self._process.pid)):
             self._cause = why
         return self.end_process() if self._cause else ""
 
     def end_process(self) -> str:
-        """Kill the process and its child processes, and reap it. Return the bound that it exceeded, or else how it
-        ended.
-        """
+        """Kill the process and its children, and reap it. Return the bound that it exceeded, or how it ended."""
         if self._process.returncode is None:
             self._was_ended_here = self.alive()
             _end_groups_beneath(self._process.pid)
@@ -257,9 +245,7 @@ class Child:
 
 
 def _end_groups_beneath(pid: int) -> None:
-    """Kill the descendants of a process in other groups and sessions. Stop the process first, so that it cannot start
-    more.
-    """
+    """Kill a process's descendants in other groups and sessions. Stop it first: it must not start more."""
     deadline = time.monotonic() + KILL_SECONDS
     with suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -337,9 +323,7 @@ class HostedProcess(ABC, Generic[C, T]):
         self._closed = False
         self._serving: asyncio.Task[None] | None = None
         self._sent: dict[int, tuple[int, C]] = {}
-        """Calls sent to the child and not yet answered, with their seals, by number, in the order in which they
-        start.
-        """
+        """Calls sent to the child and not yet answered, with their seals, by number, in starting order."""
         self._begun: dict[int, float] = {}
         """Start times of the calls in progress, by number. They may be slightly late, never early."""
         self._number = 0
@@ -355,9 +339,7 @@ class HostedProcess(ABC, Generic[C, T]):
 
     @abstractmethod
     def _next_calls(self) -> Sequence[Any]:
-        """Return the calls to send now, each after `_register`. A child that makes one call at a time reads no messages
-        during a call.
-        """
+        """Return the calls to send now, each after `_register`. A child of one call at a time reads none during it."""
 
     @abstractmethod
     def _answered(self, call: C, reply: Reply) -> None:
@@ -365,9 +347,7 @@ class HostedProcess(ABC, Generic[C, T]):
 
     @abstractmethod
     def _lost(self, sent: Mapping[int, C], begun: Sequence[int], loss: Loss) -> None:
-        """Settle the unanswered calls of a lost child, by number, of which those of the numbers `begun` were in
-        progress.
-        """
+        """Settle a lost child's unanswered calls, by number, of which the numbers `begun` were in progress."""
 
     @abstractmethod
     def _abandon(self, error: BaseException) -> None:

@@ -17,9 +17,7 @@ INSTALLED = tuple(
 
 
 def raised_where(error: BaseException, caller: str) -> str:
-    """Return the exception with file and line, in at most NOTE_CHARACTERS. `caller` is the file that called the user
-    code.
-    """
+    """Return the exception with file and line, in at most NOTE_CHARACTERS. `caller` called the user code."""
     lines = traceback.format_exception_only(
         error
     )  # for a SyntaxError, an indented place comes first; notes follow the message
@@ -32,9 +30,7 @@ def raised_where(error: BaseException, caller: str) -> str:
 
 
 def trace_of(error: BaseException, caller: str) -> str:
-    """Return the last frames of the user code and the exception, in at most TRACE_CHARACTERS. `caller` is as in
-    `raised_where`.
-    """
+    """Return the user code's last frames and the exception, in at most TRACE_CHARACTERS, as `raised_where`."""
     said = "".join(traceback.format_exception_only(error)).rstrip()[:NOTE_CHARACTERS]
     frames = "".join(traceback.format_list(_own_frames(error, caller)[-TRACE_FRAMES:]))
     return frames[-(TRACE_CHARACTERS - len(said)) :] + said

@@ -1,6 +1,4 @@
-"""What the workers that run user code have in common. They bound their log, because user code may print any amount of
-text to it.
-"""
+"""What the workers of user code have in common: a bounded log, as user code may print any amount of text."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ SLACK = 60.0
 """Time in seconds for sending a call to a worker and its result back."""
 LOG_DESCRIPTOR = 2
 LOG_BYTES = 100 << 20
-"""Largest size of a worker's log in bytes. The previous part, of about the same size, is kept in a second file next to
-it.
-"""
+"""Largest size of a worker's log in bytes. The previous part, as large, is kept in a second file."""
 LOOK_EVERY = 1.0
 """Seconds between two checks of the log's size."""
 

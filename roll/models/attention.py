@@ -140,9 +140,7 @@ def delta_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def pack_delta_layers(model: PreTrainedModel) -> None:
-    """Make the gated-delta layers of a hybrid reset their state at the start of each packed sequence. Other models are
-    not changed.
-    """
+    """Make a hybrid's gated-delta layers reset their state at each packed sequence. Other models stay as they are."""
     if not has_delta_layers(model.config):
         return
     for layer in delta_layers(model):
@@ -176,9 +174,7 @@ def kernels(layer: nn.Module) -> Callable[[Tensor], DeltaKernels]:
 
 
 def uncompiled(rule: Rule, convolution: Convolution) -> DeltaKernels:
-    """Return kernels that are excluded from torch.compile, because they depend on sequence boundaries or are already
-    compiled.
-    """
+    """Return kernels excluded from torch.compile: they depend on sequence bounds or are compiled already."""
     return DeltaKernels(
         cast(Rule, torch.compiler.disable(rule)), cast(Convolution, torch.compiler.disable(convolution))
     )

@@ -54,9 +54,7 @@ def write_model(
 def write_generation_config(
     folder: Path, config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> None:
-    """Write the model's generation_config with further ends of sequence. Without a config and without ends, write
-    nothing.
-    """
+    """Write the model's generation_config with further ends of sequence. Write nothing without both."""
     if config is None and not ends:
         return
     config = deepcopy(config) if config else GenerationConfig()

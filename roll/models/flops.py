@@ -1,6 +1,4 @@
-"""Model FLOPs of training and peak FLOP/s of GPUs. Achieved FLOP/s divided by peak FLOP/s is the model FLOPs
-utilisation (MFU).
-"""
+"""Model FLOPs of training and peak FLOP/s of GPUs. Their ratio is the model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 

@@ -97,9 +97,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def token_statistics(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the target's log-prob, the log partition function and the entropy, fp32 [T] each, for the logits fp32 [T,
-    V] times `scale`.
-    """
+    """Return the target's log-prob, log partition and entropy, fp32 [T] each, for logits fp32 [T, V] times `scale`."""
     scaled = logits * scale
     largest = scaled.amax(dim=-1, keepdim=True)
     shifted = scaled - largest
@@ -150,9 +148,7 @@ def _fused(function: Callable[..., Any], logits: Tensor, *rest: Any) -> Any:
 
 
 def _chunks(tokens: int, vocabulary: int) -> list[slice]:
-    """Return the chunks. An incomplete chunk comes first, so that the last chunk, whose logits are kept, is a full
-    one.
-    """
+    """Return the chunks. An incomplete one comes first, so that the last, whose logits are kept, is full."""
     size = head_tokens(vocabulary)
     return [slice(max(0, end - size), end) for end in range(tokens % size or size, tokens + 1, size)]
 

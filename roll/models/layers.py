@@ -53,9 +53,7 @@ def keep_inputs(causal: PreTrainedModel, hooks: Callable[[], AbstractContextMana
 
 
 def checkpoint_first(causal: PreTrainedModel, count: int) -> None:
-    """Recompute only the first `count` layers, because the backward pass uses and frees the activations of the last
-    layers first.
-    """
+    """Recompute only the first `count` layers: the backward pass frees the last layers' activations first."""
     for number, layer in enumerate(decoder_layers(causal)):
         layer.gradient_checkpointing = number < count
 

@@ -183,9 +183,7 @@ class PackedInputs:
     temperature: float = 1.0
     """Divisor of the logits."""
     teacher_states: Tensor | None = None
-    """fp32 [S, H'], the teacher's output for the scored tokens, or only for those of this rank's share. None without a
-    teacher.
-    """
+    """fp32 [S, H'], the teacher's output for the scored tokens, or for those of this rank's share; or None."""
     share: TokenShare | None = None
     """The tokens that this rank runs through the layers, with sequence parallelism. T is then padded to a multiple of
     the number of ranks. The padding is a separate sequence without scored tokens.
@@ -395,9 +393,7 @@ def restore_frequencies(model: PreTrainedModel) -> None:
 
 
 def load_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
-    """Load the policy, with a new LoRA adapter if `lora_target` is set. Raises the same errors as `load_causal_model`
-    and `add_lora`.
-    """
+    """Load the policy, with a new LoRA adapter if `lora_target` is set. Errors: `load_causal_model`, `add_lora`."""
     model = load_causal_model(path, model_args)
     return PackedPolicy(add_lora(model, model_args, seed) if model_args.lora_target else model)
 

@@ -31,9 +31,7 @@ SHARD = "raise {role}.strategy_args.strategy_config.zero_optimization.stage or o
 OFFLOAD = "offload parameters with {role}.strategy_args.strategy_config.zero_optimization.offload_param"
 SMALLER_ENGINE = "lower gpu_memory_utilization of an engine that shares the device"
 TELLING = 1 / 8
-"""Smallest micro-batch from which to measure the memory per token, as a fraction of the token budget. Fixed costs
-dominate smaller ones.
-"""
+"""Smallest micro-batch that is measured, as a fraction of the token budget. Fixed costs dominate smaller ones."""
 
 
 class DeviceMemory(Protocol):
@@ -48,9 +46,7 @@ class DeviceMemory(Protocol):
         ...
 
     def used(self) -> int:
-        """Return the peak of allocated bytes since `begin`, minus the bytes allocated now, so that permanent
-        allocations do not count.
-        """
+        """Return the peak of allocated bytes since `begin` minus those allocated now: permanent ones do not count."""
         ...
 
 
@@ -101,9 +97,7 @@ def of_one_rank(number: int) -> int:
 
 
 def over_hosts(world_size: int, seconds: float) -> Most:
-    """Return a `Most` that communicates through gloo on the CPU, so it does not wait for a GPU. `seconds` is its
-    timeout.
-    """
+    """Return a `Most` through gloo on the CPU, which does not wait for a GPU. `seconds` is its timeout."""
     group = torch.distributed.new_group(list(range(world_size)), timeout=timedelta(seconds=seconds), backend="gloo")
 
     def most(number: int) -> int:
@@ -120,9 +114,7 @@ def tokens_of(micro_batch: MicroBatch) -> int:
 
 
 def within(micro_batches: Sequence[MicroBatch], token_budget: int) -> list[MicroBatch]:
-    """Split micro-batches to the token budget. A single example that exceeds the budget stays in its own
-    micro-batch.
-    """
+    """Split micro-batches to the token budget. An example that exceeds it stays in its own micro-batch."""
     out: list[MicroBatch] = []
     for micro_batch in micro_batches:
         sequences = micro_batch.batch.sequences
@@ -160,9 +152,7 @@ class MemoryGuard:
     _learning: bool = field(default=True, init=False)
 
     def within_budget(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Split the micro-batches of an update to the current budget. Fillers make their number the same on every
-        rank.
-        """
+        """Split an update's micro-batches to the budget. Fillers make their number the same on every rank."""
         left = within(micro_batches, self.token_budget)
         return left + [chosen(micro_batches[0], ())] * (self.most(len(left)) - len(left))
 
@@ -180,9 +170,7 @@ class MemoryGuard:
             left = self.halve(left)
 
     def halve(self, queue: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Halve the budget for the rest of the run, and split the queue to it. Fillers make the queues of all ranks
-        equally long.
-        """
+        """Halve the budget for the rest of the run, and split the queue to it. Fillers make all ranks' equally long."""
         self.token_budget = max(1, self.token_budget // 2)
         free = self.memory.available() / GIB
         LOG.warning(
@@ -193,9 +181,7 @@ class MemoryGuard:
 
     @contextmanager
     def measured(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Measure the memory of the block, unless the measurement is complete, or the micro-batch is small or not the
-        largest so far.
-        """
+        """Measure the block's memory, unless that is done already, or the micro-batch is small or not the largest."""
         tokens = tokens_of(micro_batch)
         if not self._learning or tokens < max(self._largest, TELLING * self.token_budget):
             yield
@@ -209,9 +195,7 @@ class MemoryGuard:
         self._learning = not self._largest
 
     def expect(self, need: Need) -> None:
-        """Set the estimate and start a new measurement. Called when the sizes or the memory needs of micro-batches
-        change.
-        """
+        """Set the estimate and measure anew. Called when the sizes or memory needs of micro-batches change."""
         self.need, self._largest, self._learning = need, 0, True
 
 

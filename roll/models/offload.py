@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 PIECE = 256 << 20
-"""Size of one host buffer, in bytes. PyTorch rounds pinned allocations up to a power of two, so small pieces limit the
-waste.
-"""
+"""Bytes of one host buffer. PyTorch rounds pinned ones up to a power of two: small pieces waste less."""
 
 
 class Offload:
@@ -34,9 +32,7 @@ class Offload:
 
     @torch.no_grad()
     def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the storages of the tensors on the device to the host, and return their memory to the driver.
-        Idempotent.
-        """
+        """Copy the tensors' storages from the device to the host, and free their device memory. Idempotent."""
         if self._is_away:
             return
         self._wait()
@@ -84,9 +80,7 @@ class Offload:
 
 
 def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
-    """Return each storage on the device once. Excludes storages of another process or a file, which cannot be
-    emptied.
-    """
+    """Return each storage on the device once, except another process's or a file's: they cannot be emptied."""
     found: dict[int, UntypedStorage] = {}
     for tensor in tensors:
         if tensor.device.type == device and tensor.layout == torch.strided:
@@ -97,9 +91,7 @@ def storages(tensors: Iterable[Tensor], device: str) -> list[UntypedStorage]:
 
 
 def tensors_in(*roots: Any) -> Iterator[Tensor]:
-    """Yield all tensors in nested containers, including their gradients and the tensors in their attributes, such as
-    ZeRO's partitions.
-    """
+    """Yield all tensors in nested containers, with their gradients and attributes, such as ZeRO's partitions."""
     seen: dict[int, Any] = {}
     waiting = list(roots)
     while waiting:

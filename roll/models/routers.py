@@ -17,18 +17,14 @@ RECORDED = "router_logits"
 
 
 def router_modules(causal: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the routers by name. Empty for a dense model, and for a model family that does not declare its routers to
-    transformers.
-    """
+    """Return the routers by name. Empty for dense models and families that do not declare theirs to transformers."""
     if (recorded := _recorded(causal)) is None:
         return {}
     return {name: module for name, module in causal.named_modules() if isinstance(module, recorded.target_class)}
 
 
 def _recorded(causal: PreTrainedModel) -> Any:
-    """Return transformers' `OutputRecorder` of router logits, or None. It holds the router class and the index of the
-    logits.
-    """
+    """Return transformers' `OutputRecorder` of router logits (router class and index), or None."""
     found = (getattr(causal.base_model, "_can_record_outputs", None) or {}).get(RECORDED)
     return found if hasattr(found, "target_class") else None
 
@@ -78,9 +74,7 @@ class RouterLoss:
     """
 
     def __init__(self, routers: Mapping[str, nn.Module]) -> None:
-        """Add hooks to the routers. Each must have `top_k` and return logits [T, E], followed by the weights of the
-        chosen experts.
-        """
+        """Add hooks to the routers. Each has `top_k` and returns logits [T, E], then weights of the chosen experts."""
         self._count = len(routers)
         self._weight: Tensor | None = None
         self._seen: list[tuple[Tensor, Tensor]] = []
@@ -88,9 +82,7 @@ class RouterLoss:
             router.register_forward_hook(self._ran)
 
     def begin(self, weight: Tensor | None) -> None:
-        """Start a micro-batch. The scalar `weight` scales its auxiliary loss. With None, the loss is measured but not
-        added.
-        """
+        """Start a micro-batch. `weight` scales its auxiliary loss. With None, the loss is measured, not added."""
         self._weight = weight
         self._seen.clear()
 

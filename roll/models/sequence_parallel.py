@@ -70,9 +70,7 @@ class TokenShare:
         return slice(self.group.rank * self.width, (self.group.rank + 1) * self.width)
 
     def counts(self, back: int) -> list[int]:
-        """Return, for each rank, the number of scored tokens whose state is in its share. A token's state is `back`
-        positions before it.
-        """
+        """Return each rank's number of scored tokens whose state, `back` positions before, is in its share."""
         edges = np.arange(self.group.size + 1) * self.width
         return np.diff(np.searchsorted(self.scored - back, edges)).tolist()
 
@@ -101,9 +99,7 @@ def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
 
 @torch.library.custom_op("roll::all_to_all", mutates_args=(), schema="(Tensor parts, str group) -> Tensor")
 def all_to_all(parts: Tensor, group: str) -> Tensor:
-    """Send part r of [P, ...] to rank r of the process group, and return the parts from all ranks. A custom op, for
-    compiled layers.
-    """
+    """Send part r of [P, ...] to rank r of the group, and return all ranks' parts. A custom op, for compiled layers."""
     received = torch.empty_like(parts)
     torch.distributed.all_to_all_single(received, parts, group=_named(group))
     return received
@@ -126,9 +122,7 @@ all_to_all.register_autograd(_send_back, setup_context=_remember)
 
 
 def over_ranks(kernel: Attention) -> Attention:
-    """Return the attention function with an additional keyword `over`: the ranks over which query, key and value tokens
-    are split.
-    """
+    """Return the attention function with a keyword `over`: the ranks over which its tokens are split."""
 
     def attend(
         module: nn.Module,
@@ -164,9 +158,7 @@ def to_heads(query: Tensor, key: Tensor, value: Tensor, over: SequenceGroup) -> 
 
 
 def split_tokens(out: Tensor, over: SequenceGroup) -> Tensor:
-    """Convert attention outputs [1, T, heads / P, D] (this rank's heads, all tokens) to [1, T / P, heads, D] (all
-    heads, its tokens).
-    """
+    """Convert outputs [1, T, heads / P, D] (this rank's heads) to [1, T / P, heads, D] (its tokens, all heads)."""
     shares = out[0].unflatten(0, (over.size, -1)).contiguous()
     return all_to_all(shares, over.name).transpose(0, 1).flatten(1, 2)[None]
 

@@ -94,9 +94,7 @@ def in_buckets(log_probs: Tensor, token_ids: Tensor) -> Tensor:
 
 
 Compare = Callable[[Tensor, Tensor], Tensor]
-"""Function from the student's fp32 logits [K, R] and the teacher's output for the same tokens [K, ...] to divergences
-[K], in nats.
-"""
+"""From the student's fp32 logits [K, R] and the teacher's output for these tokens [K, ...] to divergences [K], nats."""
 TENSORS = 8
 """Number of logit-sized tensors that a comparison keeps in memory. Log-probs need two."""
 
@@ -226,9 +224,7 @@ class PackedTopStudent(PackedPolicy):
         self.top, self.measure = top, measure
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """Return the same outputs as `PackedStudent.forward`. `inputs.teacher_states` is the teacher's encoded top
-        k.
-        """
+        """Return the outputs of `PackedStudent.forward`. `inputs.teacher_states` is the teacher's encoded top k."""
         encoded = inputs.teacher_states
         if encoded is None:
             return super().forward(inputs)
@@ -247,9 +243,7 @@ class PackedStudent(PackedPolicy):
         self.measure = measure
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """Return log-probs, entropies and divergences at `inputs.scored`, fp32 [S] each, in nats; no divergences
-        without teacher states.
-        """
+        """Return log-probs, entropies and divergences at `inputs.scored`, fp32 [S], nats; none without a teacher."""
         states = inputs.teacher_states
         if states is None:
             return super().forward(inputs)

@@ -42,9 +42,7 @@ class PackedValues(PackedModel):
     """A model whose forward pass returns the value before each scored token."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
-        """Return the expected return before each token at `inputs.scored`, fp32 [S], from the hidden state of the
-        preceding token.
-        """
+        """Return the expected return before each token at `inputs.scored`, fp32 [S], from the state before it."""
         return self.values(inputs, back=1)
 
     def values(self, inputs: PackedInputs, back: int) -> tuple[Tensor]:
@@ -131,9 +129,7 @@ def load_values(path: str, model_args: ModelConfig, seed: int) -> PackedValues:
 
 
 class PackedScores(PackedValues):
-    """A model whose forward pass returns the score of each sequence. `inputs.scored` marks the last token of each
-    sequence.
-    """
+    """A model whose forward pass returns each sequence's score. `inputs.scored` marks its last token."""
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
         """Return fp32 [S] scores at `inputs.scored`."""
@@ -141,9 +137,7 @@ class PackedScores(PackedValues):
 
 
 def load_scores(path: str, model_args: ModelConfig, seed: int) -> PackedScores:
-    """Load a reward model for training. The head of a language model is new and starts at 0. See `load_values` for the
-    errors.
-    """
+    """Load a reward model for training. A language model gets a new head of 0. See `load_values` for errors."""
     scores = PackedScores(load_values(path, model_args, seed).model)
     scores.causal.config.pad_token_id = pad_token(path, model_args)
     return scores

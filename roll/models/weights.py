@@ -64,9 +64,7 @@ class WeightView:
         return [self._adapter[name] for name in names]
 
     def model_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the named tensors, merged as W + (alpha / r) B A for adapted layers. The parameters must be
-        gathered.
-        """
+        """Return the named tensors, merged as W + (alpha / r) B A if adapted. They must be gathered."""
         return {name: self._merged(name) for name in names}
 
     def adapter_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:

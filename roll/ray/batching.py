@@ -67,9 +67,7 @@ class Ranks(ABC, Generic[S]):
 
     @property
     def replicas(self) -> int:
-        """Number of replicas, over which work is distributed. Each has `replica_size` consecutive ranks, which do the
-        same work.
-        """
+        """Number of replicas, over which work is distributed. Each has `replica_size` ranks with the same work."""
         return len(self) // self.replica_size
 
     def within(self, seconds: float) -> Calls[S]:
@@ -83,9 +81,7 @@ class Ranks(ABC, Generic[S]):
 
     @property
     def paced(self) -> Ranks[S]:
-        """The same ranks, for calls of similar duration. A call that takes far longer than earlier ones fails before
-        its deadline.
-        """
+        """The same ranks, for calls of similar duration. One that takes far longer fails before its deadline."""
         return self
 
 
@@ -129,9 +125,7 @@ class Calls(Generic[S]):
         method: Callable[[S, *Ts], Coroutine[Any, Any, R]] | Callable[[S, *Ts], R],
         arguments: Sequence[tuple[*Ts]],
     ) -> list[R]:
-        """Call a method on every rank with the arguments of its replica. Return the results of the first rank of each
-        replica.
-        """
+        """Call a method on every rank with its replica's arguments. Return the first rank's result of each."""
         size = self._ranks.replica_size
         return firsts(await self.each(method, to_ranks(arguments, size)), size)
 
@@ -159,9 +153,7 @@ REASONS = {reason.value: reason for reason in FinishReason}
 
 
 def encode_value(value: Any) -> bytes:
-    """Return the bytes from which `decoded` restores a value. If the value cannot be pickled, raise pickle's error, of
-    any type.
-    """
+    """Return the bytes from which `decoded` restores a value. Raises pickle's error, of any type."""
     stream = BytesIO()
     pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = {Completion: _as_tuple}
@@ -198,9 +190,7 @@ def _put_together(
 LINGER = 0.02
 """Time in seconds for which the first answer waits for others."""
 KNOWN = {"roll", "torch", "ray", *sys.stdlib_module_names}
-"""Packages whose exceptions are sent as objects. Importing vLLM to load one of its exceptions would block the driver
-for seconds.
-"""
+"""Packages whose exceptions are sent as objects. Importing vLLM for one would block the driver for seconds."""
 MOST_BYTES = 8 << 20
 """Largest total size in bytes of the answers to one `collect`. The last answer may exceed it."""
 
@@ -254,9 +244,7 @@ class BatchedCaller:
         return future
 
     def stream(self, method: str, arguments: tuple[Any, ...]) -> Stream:
-        """Start an asynchronous generator and return the stream of its items. Items that arrive after `Stream.close`
-        are dropped.
-        """
+        """Start an asynchronous generator and return its stream. Items that arrive after `Stream.close` are dropped."""
         number = self._send(method, arguments)
         stream = self._waiting[number] = Stream(lambda: self._waiting.pop(number, None))
         return stream

@@ -101,9 +101,7 @@ LOOKS_STOPPED = 12
 because Ctrl-Z stops the checks together with the run.
 """
 RAY_FOLDER = "r"
-"""Subfolder of the run's temporary folder. Ray makes it readable by every user of the host; its parent folder is
-private.
-"""
+"""Subfolder of the run's temporary folder. Ray makes it readable by all users; its parent is private."""
 LONGEST_SOCKET = 107
 """Largest number of characters in the path of a Unix socket on Linux."""
 LONGEST_TEMPORARY = LONGEST_SOCKET - len(
@@ -143,9 +141,7 @@ class ClusterSession:
             yield
 
     async def _keep_watching(self) -> None:
-        """Check Ray's processes in a thread, because a call to a stopped GCS blocks the event loop until the GCS is
-        killed.
-        """
+        """Check Ray's processes in a thread: a call to a stopped GCS blocks the event loop until the GCS is killed."""
         left = threading.Event()
         with ThreadPoolExecutor(1, "ray-heads") as thread:
             try:
@@ -242,9 +238,7 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """A context in which new processes block SIGHUP, so that they survive a closed terminal until the driver has
-    written a checkpoint.
-    """
+    """A context whose new processes block SIGHUP, to survive a closed terminal until a checkpoint is written."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -253,9 +247,7 @@ def hangups_blocked() -> Iterator[None]:
 
 
 def temporary() -> Path:
-    """Return the parent of a run's temporary folder: the system's temporary folder, or /tmp if socket paths there would
-    be too long.
-    """
+    """Return the parent of a run's temporary folder: the system's, or /tmp if socket paths would be too long."""
     system = Path(tempfile.gettempdir())
     return system if len(str(system)) <= LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108
 
@@ -350,9 +342,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
 
 
 def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:
-    """Copy Ray's logs. Ray may still be writing them, so a failure is only logged and does not hide why the run
-    ended.
-    """
+    """Copy Ray's logs, which it may still write: a failure is only logged and does not hide the run's end."""
 
     def copy(source: str, target: str) -> None:
         text = Path(source).read_text(encoding="utf-8", errors="replace")

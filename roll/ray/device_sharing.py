@@ -53,9 +53,7 @@ class DeviceSharing:
         """Bytes that stayed on the fullest device of each role at its last offload, if known."""
 
     async def register(self, role: str, colocated: ColocatedRole) -> None:
-        """Register a role that has started and holds all its memory. If it takes turns, offload it, so that the next
-        role can start.
-        """
+        """Register a role that has started and holds all its memory. Offload it if it takes turns."""
         if role in self._shared:
             self._colocated[role], self._levels[role] = colocated, Residency.WHOLE
             await self._offload(role, discard=True)
@@ -103,9 +101,7 @@ class DeviceSharing:
 
 
 async def run_together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Run all awaitables concurrently and return their results in order. The first failure cancels the others and is
-    raised.
-    """
+    """Run awaitables concurrently and return their results in order. The first failure cancels the others."""
 
     async def wait_for(part: Awaitable[T]) -> T:
         return await part

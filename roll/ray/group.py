@@ -48,9 +48,7 @@ TIMEOUTS = ("timed out", "collective operation timeout")
 ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
 """Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
 LOG_TAIL = 1 << 20
-"""Number of bytes at the end of a log that are searched for the message of NCCL's watchdog, or for the exception of
-vLLM's process.
-"""
+"""Bytes at the end of a log that are searched for NCCL's watchdog's message, or vLLM's process's exception."""
 
 
 class WorkerGroup(Ranks[S]):
@@ -257,9 +255,7 @@ class WorkerGroup(Ranks[S]):
             items.close()
 
     async def colocate(self, make: Callable[[S, Rank], C], seconds: float) -> Colocated[C]:
-        """Build an object from the strategy in every rank's process. It is called like the strategy, and closed before
-        the strategy.
-        """
+        """Build an object from the strategy in every rank's process, called like the strategy and closed before it."""
         places = await self._gather([actor.add.remote(make) for actor in self._actors], "start", seconds)
         return Colocated(self, places[0])
 
@@ -311,9 +307,7 @@ class WorkerGroup(Ranks[S]):
         return WorkerLate(self.role, ranks[0], f"{method} did not finish within {seconds:.0f} s on rank(s) {names}")
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
-        """Return whether a rank failed because others did not join a collective. NCCL's watchdog gives that reason only
-        in the log.
-        """
+        """Return whether a rank failed because others did not join a collective. Only its log has NCCL's reason."""
         cause = _cause(error)
         said = str(cause)
         if isinstance(cause, RayActorError):
@@ -389,9 +383,7 @@ class WorkerGroup(Ranks[S]):
             await asyncio.gather(*(asyncio.to_thread(leftovers.remove, GRACE) for leftovers in self._leftovers))
 
     async def _close(self, seconds: float) -> None:
-        """Close the strategy of every rank that has one. Only log failures and delays, because the processes are killed
-        afterwards.
-        """
+        """Close every rank's strategy. Failures and delays are only logged: the processes are killed afterwards."""
         closing = {
             rank: asyncio.ensure_future(_result(self._actors[rank].close.remote())) for rank in sorted(self._built)
         }

@@ -31,15 +31,11 @@ LOG = logging.getLogger(__name__)
 EVERY = 2.0
 """Seconds between two checks."""
 LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
-"""Number of consecutive checks that must find a problem. It is a count, not a time: Ctrl-Z stops the checks together
-with the run.
-"""
+"""Consecutive checks that must find a problem. A count, not a time, as Ctrl-Z stops the checks too."""
 ANSWER_SECONDS = 10.0
 """Deadline in seconds for a node's report. A late node is queried again at the next check."""
 HEARD_SECONDS = 5.0
-"""Time in seconds after which a pending call on a dead process has failed, with an error that states how the process
-ended.
-"""
+"""Seconds after which a pending call on a dead process has failed, with an error that says how it ended."""
 FLOOR_SECONDS = 600.0
 """Smallest limit in seconds for a call, however short previous calls were."""
 LONGEST_TIMES = 3.0
@@ -186,9 +182,7 @@ class Liveness:
 
 
 class RayNodes:
-    """Implements `Nodes` and `ActivityReaders`: checks the driver's node in a thread, and every other node by an actor
-    there.
-    """
+    """Implements `Nodes` and `ActivityReaders`: a thread checks the driver's node, an actor every other node."""
 
     def __init__(self) -> None:
         self._probes: dict[str | None, Any] = {}

@@ -96,9 +96,7 @@ def _alive() -> list[Mapping[str, Any]]:
 
 
 def rank_environment(rank: int, world_size: int, on_cpu: bool) -> dict[str, str]:
-    """Return a rank's environment variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees only its
-    own devices.
-    """
+    """Return a rank's variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees its own devices."""
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
     # By default torch would cache compiled kernels in the run's temporary folder, which is removed at the end. The next
     # run should find the kernels.

@@ -115,9 +115,7 @@ def device_name() -> str | None:
 
 
 def held_by(pids: Collection[int], devices: ByDevice) -> int | None:
-    """Return the bytes of these processes on the device where they hold the most. None if the driver lists none of
-    them.
-    """
+    """Return the bytes of these processes on the device where they hold most; None if none is listed."""
     sums = [
         sum(size for pid, size in processes.items() if pid in pids)
         for processes in devices
@@ -211,9 +209,7 @@ def engine_shortage(devices: Sequence[int], text: str) -> str | None:
 
 
 MOST_CALLS = 1 << 20
-"""Largest number of concurrent calls in a process. There are never as many requests, so a pause or weight sync never
-waits for one.
-"""
+"""Largest number of concurrent calls in a process. Requests are fewer: a pause or sync never waits for one."""
 
 IMPORTING = "loading libraries"
 """Stage that is shown until the strategy enters its first stage."""
@@ -357,9 +353,7 @@ def _named_cause(rank: Rank, log: Path) -> Iterator[None]:
 
 @contextmanager
 def _portable_errors() -> Iterator[None]:
-    """Replace an exception that cannot be sent to the driver by one with its text. Otherwise Ray would raise an
-    unrelated error.
-    """
+    """Replace an exception that cannot be sent to the driver by one with its text. Ray would raise another error."""
     try:
         yield
     except Exception as error:
@@ -384,17 +378,13 @@ def _see(devices: Sequence[int]) -> None:
 
 
 def _use_own_temporary() -> None:
-    """Use the default temporary folder on hosts where the run's temporary folder does not exist, because compilers
-    would fail there.
-    """
+    """Use the default temporary folder on hosts without the run's, because compilers would fail there."""
     if not os.path.isdir(os.environ.get("TMPDIR", "")):
         os.environ.pop("TMPDIR", None)
 
 
 def _find_programs() -> None:
-    """Prepend the interpreter's folder to PATH, as an activated environment would. DeepSpeed finds ninja there for
-    compiling its ops.
-    """
+    """Prepend the interpreter's folder to PATH, as an activated environment would: DeepSpeed needs its ninja."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

@@ -1,6 +1,4 @@
-"""Calls on independent, stateless ranks. If a rank's process dies or hangs, the process is replaced and the call is
-repeated.
-"""
+"""Calls on independent, stateless ranks. A process that dies or hangs is replaced and the call repeated."""
 
 from __future__ import annotations
 

@@ -84,9 +84,7 @@ class RoleActivity:
         self._stages: dict[Path, str] = {}
 
     async def of(self, group: ObservedGroup, progress: str) -> Activity | None:
-        """Return a role's current activity, or None if its group is being ended. `progress` describes the progress of
-        that activity.
-        """
+        """Return a role's current activity, or None if its group is being ended. `progress` describes it."""
         states = group.states()
         if not states:
             return None

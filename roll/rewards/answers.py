@@ -21,16 +21,12 @@ def final_text(response: str) -> str:
 
 
 def after_thinking(response: str) -> str:
-    """Return the stripped text after the last mark that ends thinking (`THINKING_END`); without a mark, the whole
-    response, stripped.
-    """
+    """Return the stripped text after the last mark that ends thinking (`THINKING_END`), or all without one."""
     return THINKING_END.split(response)[-1].strip()
 
 
 def last_boxed(text: str) -> str | None:
-    """Return the content of the last complete, non-empty `\\boxed{...}` or `\\fbox{...}` with balanced braces, or None
-    if there is none.
-    """
+    """Return the content of the last complete, non-empty `\\boxed{...}` or `\\fbox{...}`; None without one."""
     last, content = -1, None
     opened: list[int] = []  # for each open brace: where the content starts if the brace opens a box, else -1
     for sign in SIGN.finditer(text):

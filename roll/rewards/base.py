@@ -64,21 +64,15 @@ class RewardTraits:
     """Traits of a reward function, set by `declares` of `roll.algorithms.methods`."""
 
     needs_service: bool = False
-    """Whether the function calls a model or a server. If so, the check before the run skips it: the service may not be
-    running yet.
-    """
+    """Whether it calls a model or a server. The check before the run skips it: the service may not run yet."""
     check_row: Callable[[Mapping[str, Any]], object] | None = None
     """Raises ValueError if the reward cannot use a row, for example for want of a reference answer. It is called with
     every row before the run, so it must be fast and must not call a service.
     """
     passes_at: float | None = 1.0
-    """Smallest reward of a response that counts as passed. None for a reward that says nothing of right and wrong, such
-    as a penalty.
-    """
+    """Smallest reward of a response that passes. None for a reward that says nothing of right and wrong."""
     passes_by: str = ""
-    """Name of the part of the result that `passes_at` is compared with. Empty, or absent from a result: the reward
-    itself.
-    """
+    """Name of the part that `passes_at` is compared with. Empty, or absent from a result: the reward itself."""
 
 
 def traits_of(reward: RewardFunction) -> RewardTraits:
@@ -95,9 +89,7 @@ def is_finite(value: Any) -> bool:
 
 
 def row_check(reward: RewardFunction) -> RewardFunction:
-    """Return a reward function that only calls the `check_row` that `reward` declares. A row that it refuses is
-    UNPARSABLE.
-    """
+    """Return a reward function that only calls the `check_row` of `reward`. A row that it refuses is UNPARSABLE."""
     check = traits_of(reward).check_row
 
     def checked(prompt: Any, responses: Any, row: Mapping[str, Any], **reward_args: Any) -> Any:

@@ -35,9 +35,7 @@ OTHER = re.compile(
 
 
 def letter_of(text: str) -> str | None:
-    """Return the letter of an answer such as the content of a box: a letter, or a letter before its text, as in `B)
-    because`.
-    """
+    """Return the letter of an answer such as a box's content: a letter, or one before its text (`B) because`)."""
     plain = _plain(text)
     found = WHOLE.fullmatch(plain) or LED_BY.match(plain)
     return _only(plain, found) if found else None

@@ -118,9 +118,7 @@ def standard(answer: str) -> str:
 
 
 def in_text(text: str, rewrite: Callable[[str], str] = standard) -> str:
-    """Return a whole response with each of its marked formulas rewritten, and in the rest only the signs and mixed
-    numbers.
-    """
+    """Return a response with each of its marked formulas rewritten; in the rest, the signs and mixed numbers."""
     pieces, begin = [], 0
     for formula in WRAPPED.finditer(text):
         pieces += [_plain(text[begin : formula.start()]), f"${rewrite(formula[formula.lastindex or 0])}$"]
@@ -154,9 +152,7 @@ def latin(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return an answer without the marks around the whole of it (bold, dollars, boxes) and without a label such as
-    `Answer:`.
-    """
+    """Return an answer without marks around it (bold, dollars, boxes) and without a label such as `Answer:`."""
     before = None
     while text != before:
         before = text
@@ -181,9 +177,7 @@ def ungrouped(text: str) -> str:
 
 
 def fractions_for_decimals(text: str) -> str:
-    """Return a text with a fraction for each repeating decimal: `0.1\\overline{6}`, `0.1(6)`, `0.1\\dot{6}` and
-    `0.1666...`.
-    """
+    """Return a text with repeating decimals as fractions: `0.1\\overline{6}`, `0.1(6)`, `0.1\\dot{6}`, `0.1666...`."""
 
     def marked(found: re.Match[str]) -> str:
         block = found[3] or found[4] or re.sub("[^0-9]", "", found[5])
@@ -254,9 +248,7 @@ def _closing(text: str, begin: int) -> int | None:
 
 
 def range_of(answer: str) -> tuple[Decimal, Decimal] | None:
-    """Return the ends of an answer that is a range such as `3-5`. None for `5-3`, which is a difference, and for
-    anything else.
-    """
+    """Return the ends of a range such as `3-5`. None for `5-3`, which is a difference, and for anything else."""
     found = RANGE.fullmatch(bare(latin(answer).strip())) if len(answer) <= LONGEST_RANGE else None
     if found is None:
         return None

@@ -20,9 +20,7 @@ class Bar:
 
     at: float
     names: tuple[str, ...] = ()
-    """Names of parts of the reward, or of metrics of the episode. The value is the first that exists, or else the
-    reward.
-    """
+    """Names of parts of the reward, or of the episode's metrics. The first that exists, else the reward."""
 
     def reached(self, episode: Episode) -> bool:
         """Return whether the episode's value is at least `at`."""

@@ -58,9 +58,7 @@ class _Group:
 
 @dataclass(eq=False)
 class _Batch:
-    """Calls of one part for consecutive responses of a group: one call for each response, or one for all if it is a
-    group reward.
-    """
+    """Calls of one part for consecutive responses of a group: one for each, or one for all of a group reward."""
 
     group: _Group
     part: int
@@ -72,9 +70,7 @@ class _Batch:
     number: int = 0
     """Number of the first call, once the calls are sent. The other calls have the numbers after it."""
     was_disturbed: bool = False
-    """Whether something outside roll killed or stopped the child during the call. If that happens again, the call
-    fails.
-    """
+    """Whether something outside roll killed or stopped the child during the call. The second time, it fails."""
 
     def responses(self, number: int) -> Sequence[str]:
         """Return the responses of a call."""
@@ -111,9 +107,7 @@ class RewardProcess(HostedProcess[_Batch, tuple[PartTraits, ...]]):
         self._reported: set[str] = set()
         self._waiting: deque[_Group] = deque()
         self._queue: deque[_Batch] = deque()
-        """Batches to send before new groups: the rest of groups that were partly sent, and calls that a lost child had
-        not begun.
-        """
+        """Batches to send before new groups: the rest of groups partly sent, and calls a lost child had not begun."""
         self._alone: deque[_Batch] = deque()
         """Calls that were in progress when a child was lost. Each is repeated alone."""
 

@@ -39,9 +39,7 @@ class Cases:
     expected: tuple[str, ...]
     """Expected output for each input, stripped."""
     tests: tuple[tuple[str, str, str], ...]
-    """For the other kinds: code to put before the program, the test's code, and the name of the function to pass to
-    `check`, or ''.
-    """
+    """For the other kinds: code before the program, the test's code, and the function to pass to `check`, or ''."""
     tolerance: float | None = None
     """Tolerance for the numbers of an output, of the row's column `tolerance`."""
 
@@ -86,9 +84,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def _body(lines: list[str], begin: int, fence: str) -> tuple[str | None, int]:
-    """Return (body of the block that begins at a line, the number of its last line). The body is None if the block
-    never ends.
-    """
+    """Return (body of the block that begins at a line, its last line). The body is None if it never ends."""
     ends = [number for number in range(begin, len(lines)) if _closes(lines[number], fence)][:MOST_CLOSINGS]
     bodies = [_aligned([*lines[begin:end], *_before_fence(lines[end], fence)]) for end in ends]
     for body, end in zip(bodies, ends, strict=True):
@@ -165,9 +161,7 @@ def passes(cases: Cases, number: int, outcome: Outcome, tolerance: float | None 
 
 
 def imported_packages(source: str) -> set[str]:
-    """Return the top-level packages that a source imports, except imports within a `try`, which may handle that they
-    are missing.
-    """
+    """Return the top-level packages that a source imports, except within a `try`, which may handle absence."""
     try:
         waiting: list[ast.AST] = [ast.parse(source)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -156,9 +156,7 @@ def in_words(answer: Quantity, is_reference: bool) -> Quantity:
 
 
 def named(text: str, power: str | None = None) -> str | None:
-    """Return the unit that a text names, such as `km/h` for `kilometres per hour` and `cm^2` for `square centimetres`.
-    None if unknown.
-    """
+    """Return the unit that a text names: `km/h` for `kilometres per hour`, `cm^2` for `square centimetres`; or None."""
     words = re.sub(r"\bper\b", "/", text.lower().replace("\\", "").strip(" .,"))
     squared = re.sub(r"^(?:square|sq\.?)\s+(\S+)", r"\1^2", words)
     cubed = re.sub(r"^(?:cubic|cu\.?)\s+(\S+)", r"\1^3", squared)

@@ -68,9 +68,7 @@ class Rewards:
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """Return one result for each response to a prompt. If the domain `compares`, pass all responses of the group at
-        once.
-        """
+        """Return a result for each response to a prompt. If the domain `compares`, pass the group's at once."""
         if prompt.domain in self._models:
             return await self._models[prompt.domain].score(prompt, responses)
         workers, waiting = self._workers[prompt.domain], self._waiting[prompt.domain]
@@ -88,9 +86,7 @@ class Rewards:
         return section.group or any(part.group for part in section.parts.values())
 
     def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
-        """Combine the results of a whole group. With `normalise: group`, a reward becomes the sum of its normalised
-        parts.
-        """
+        """Combine the results of a group. With `normalise: group`, a reward is the sum of its normalised parts."""
         section = self._sections[prompt.domain]
         if section.normalise == "none":
             return results
@@ -98,8 +94,6 @@ class Rewards:
 
 
 def longest(section: RewardConfig, responses: int) -> float:
-    """Return the longest time in seconds for scoring this number of responses, if every call times out and breaks its
-    process.
-    """
+    """Return the longest time in seconds for scoring these responses: every call times out and breaks its process."""
     tries = 1 if section.concurrency == 1 else 2  # once concurrently with others, once alone
     return (section.timeout + REPLACED) * responses * max(len(section.parts), 1) * tries + SLACK

@@ -167,18 +167,14 @@ def normalised(weights: Mapping[str, float], results: Sequence[RewardResult]) ->
 MOST_NOTE = 2000
 """Largest number of characters in a result's note. A longer note is truncated."""
 MOST_PARTS, MOST_PART_NAME = 64, 100
-"""Largest number of parts of a result, and of characters in a part's name. A result that exceeds one of them is
-CRASHED.
-"""
+"""Most parts of a result, and most characters of a part's name. A result above either is CRASHED."""
 OUTCOMES = {outcome.value: outcome for outcome in RewardOutcome}
 Entry = tuple[int, int, Prompt, Sequence[str], Sequence[int]]
 """Number of the first call, index of the part, prompt, responses, and the seals of the calls."""
 
 
 def checked_result(returned: Any, response: str) -> RewardResult:
-    """Return the result of one response. The function must have returned a `RewardResult` or a number, else the result
-    is CRASHED.
-    """
+    """Return the result of one response: CRASHED unless the function returned a `RewardResult` or a number."""
     if isinstance(returned, RewardResult):
         return _bounded(returned, len(response))
     if not isinstance(returned, Real | np.bool_):
@@ -209,9 +205,7 @@ def verdicts(returned: Any, responses: Sequence[str]) -> list[RewardResult]:
 
 
 def raised(error: BaseException, caller: str) -> RewardResult:
-    """Return a CRASHED result with the exception and its place in the user's code. `caller` is the file that called the
-    function.
-    """
+    """Return a CRASHED result with the exception and its place in user code. `caller` called the function."""
     return crashed(raised_where(error, caller), trace_of(error, caller))
 
 
@@ -294,9 +288,7 @@ class PartTraits:
 
 
 def answer_message(number: int, seal: int, results: Sequence[RewardResult], replaced: str) -> bytes:
-    """Encode an answer as the child sends it. Not with `json.dumps`, which takes twice as long: there is an answer for
-    each response.
-    """
+    """Encode an answer as the child sends it. `json.dumps` takes twice as long, and there is one for each response."""
     said = ",".join(map(_encoded_result, results))
     return framed(f"[{number},{seal},[{said}],{_quoted(replaced)}]".encode())
 

@@ -42,9 +42,7 @@ class Shaping:
     longest_wrong: int | None = None
     """Wrong responses (score at most 0) of at least this many tokens are left out of the loss."""
     difficulty: tuple[float, float] | None = None
-    """Exclusive bounds of the mean score of a group (`RewardResult.graded`). Groups outside them are left out of the
-    loss.
-    """
+    """Exclusive bounds of a group's mean score (`RewardResult.graded`). Groups outside are left out of the loss."""
     overlong: Overlong | None = None
     """Penalty for long responses."""
 
@@ -133,9 +131,7 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
 
 
 def _means(scores: Sequence[float], counts: np.ndarray) -> list[float]:
-    """Return the mean score of each group, NaN for an empty group. `counts` holds the number of scores of each
-    group.
-    """
+    """Return the mean score of each group, NaN for an empty one. `counts` holds each group's number of scores."""
     values, ends = np.array(scores, np.float64), np.cumsum(counts)
     bounds = zip((ends - counts).tolist(), ends.tolist(), strict=True)
     return [float(values[begin:end].sum()) / (end - begin) if end > begin else np.nan for begin, end in bounds]
@@ -211,9 +207,7 @@ def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segm
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
-    """Return metrics of a step's episodes: rewards by domain, reward outcomes, lengths and staleness. No rewards
-    without a verdict.
-    """
+    """Return metrics of a step's episodes: rewards by domain, outcomes, lengths, staleness. Only verdicts count."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for episode in episodes if has_verdict(episode)]
     rewards = np.array([episode.reward.value for episode in scored])

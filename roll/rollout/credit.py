@@ -30,9 +30,7 @@ class Credit:
     """Name in `ADVANTAGES`, or `package.module:Name`."""
     normalisation: Normalisation
     kl_coef: float = 0.0
-    """Weight of the per-token KL to the reference, which is subtracted from the reward. If it adapts, this is the
-    initial weight.
-    """
+    """Weight of the per-token KL to the reference that rewards lose. If it adapts, this is the initial weight."""
     kl_estimator: str = "k1"
     target_kl: float | None = None
     """Target KL, in nats per token, that `kl_coef` is adapted to reach. None keeps the weight constant."""
@@ -165,9 +163,7 @@ def value_metrics(values: Floats, returns: Floats) -> Metrics:
 
 
 def sequence_weights(step: Experience, credit: Credit) -> Floats | None:
-    """Return loss weights [N] with a mean of 1 over the episodes in the loss; None if neither kind of weighting is
-    on.
-    """
+    """Return loss weights [N] with a mean of 1 over the episodes in the loss; None without any weighting."""
     if not (credit.weigh_difficulty or credit.weigh_length):
         return None
     weights = np.ones(len(step.rewards), np.float32)

@@ -28,9 +28,7 @@ class MeanBetween:
 
 @dataclass(frozen=True)
 class StdAbove:
-    """Keeps a group if the sample standard deviation (n - 1) of its scores is above a bound, like ROLL's
-    `std_filter`.
-    """
+    """Keeps a group whose sample standard deviation (n - 1) of scores is above a bound, as ROLL's `std_filter`."""
 
     low: float
 

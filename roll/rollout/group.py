@@ -78,9 +78,7 @@ class SingleTurns:
     greedy_baseline: bool = False
     """Whether to sample one greedy response too, as the group's `baseline`."""
     locate: Locate | None = None
-    """Finds the token at which each turn ends, so that each turn becomes a segment. With None a response is one
-    segment.
-    """
+    """Finds the token at which each turn ends: a turn becomes a segment. With None, a response is one."""
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. Several prompts may be sampled at the same time."""
@@ -111,9 +109,7 @@ def sampled_so(episodes: Sequence[Episode], sampling: Sampling) -> bool:
 
 
 class _Scored:
-    """Collects the responses to one prompt and their rewards, by sample number. Responses that end together are scored
-    together.
-    """
+    """Collects the responses to a prompt and their rewards, by number. Those that end together are scored together."""
 
     def __init__(self, prompt: Prompt, scorer: Scorer) -> None:
         self._prompt, self._scorer, self._compares = prompt, scorer, scorer.compares(prompt)
@@ -134,9 +130,7 @@ class _Scored:
         self._scorings.append((numbers, asyncio.ensure_future(scoring)))
 
     async def group(self) -> tuple[list[Completion], Sequence[RewardResult]]:
-        """Return all completions and results in the order of their sample numbers. Call it once all completions have
-        ended.
-        """
+        """Return all completions and results in order of their numbers. Call once all completions have ended."""
         order = sorted(self._completions)
         if self._compares:
             self._score(order)
@@ -165,9 +159,7 @@ async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def prompt_seed(seed: int, stream: int, prompt_id: int) -> int:
-    """Return a 31-bit seed for a prompt, independent of when and where it is sampled. `stream` separates training from
-    validation.
-    """
+    """Return a 31-bit seed for a prompt, wherever it is sampled. `stream` separates training from validation."""
     return _derived(seed, stream, prompt_id)
 
 

@@ -148,9 +148,7 @@ class Transcript:
         """Counters of the episode."""
 
     def act(self, completion: Completion, calls: Sequence[Mapping[str, Any]], state: str) -> None:
-        """Append the policy's turn, with the state of the environment before it. Its reward is 0 until `earn` adds to
-        it.
-        """
+        """Append the policy's turn and the environment's state before it. Its reward is 0 until `earn` adds to it."""
         self._paths[-1].append(sampled_segment(completion, calls))
         self._earned.append(0.0)
         self._states.append(state)

@@ -239,9 +239,7 @@ class Window:
         self._drawn_at[ordinal] = self._step - steps
 
     def choice(self, wanted: int) -> Choice:
-        """Return the groups that a take of `wanted` groups may choose from. `Choice.count` is smaller if the window has
-        fewer left.
-        """
+        """Return the groups that a take of `wanted` may choose from. `Choice.count` is smaller if fewer are left."""
         assert self.head is not None, "nothing is in flight"
         while self.head >= self._begin + self._width:
             self._begin += self._width
@@ -265,9 +263,7 @@ class Window:
         return next(iter(self._drawn_at), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON-serialisable values. A resumed run draws from the head on, so ordinals are relative
-        to it.
-        """
+        """Return the state as JSON values. A resumed run draws from the head, so ordinals are relative to it."""
         head = self._next if self.head is None else self.head
         gone = [ordinal - head for ordinal in range(head, self._next) if ordinal not in self._drawn_at]
         return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
@@ -474,9 +470,7 @@ class RolloutScheduler:
         return group
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position to resume from: the oldest prompt not handed over yet, and which of the later ones were
-        handed over.
-        """
+        """Return the position to resume from: the oldest prompt not handed over, and which later ones were."""
         head = self._window.head
         source = self._source.state_dict() if head is None else self._in_flight[head].position
         return {**source, "window": self._window.state_dict()} if self._window.slack else source

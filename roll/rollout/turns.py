@@ -121,9 +121,7 @@ def joined_turns(episodes: Sequence[Episode], rewards: Floats) -> EpisodeTurns |
 
 
 def _states(episodes: Sequence[Episode]) -> Ints | None:
-    """Return [K], a number for the state before each turn. Equal states get equal numbers; every unknown state gets a
-    unique one.
-    """
+    """Return [K], a number for the state before each turn: equal for equal states, unique for unknown ones."""
     if not any(episode.turn_states for episode in episodes):
         return None
     numbers: dict[str | tuple[int, int], int] = {}

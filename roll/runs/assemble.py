@@ -270,9 +270,7 @@ def prepare_run(config: Config) -> PreparedRun:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Write the configuration to `config.yaml`, without secrets. Another one of an earlier start is kept as
-    `config.start_N.yaml`.
-    """
+    """Write the configuration to `config.yaml`, without secrets. An earlier one is kept as `config.start_N.yaml`."""
     path, text = folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         names = (folder / f"config.start_{start}.yaml" for start in count(len(read_starts(folder))))
@@ -349,9 +347,7 @@ def _log_restart(lost: WorkerFailed, which: str, step: int | None) -> None:
 
 
 def _reopened(stack: ExitStack, config: Config, steps: int, life: ActivityDisplay, step: int | None) -> Tracking:
-    """Reopen the trackers to continue after `step`, or from the start if it is None. Remove the records of later
-    steps.
-    """
+    """Reopen the trackers to continue after `step`, or from the start. Remove the records of later steps."""
     before = BEFORE_FIRST if step is None else step
     named, faults = open_named(chosen_trackers(config), _facts(config, before), config.tracker_kwargs)
     for fault in faults:  # a service that has become unreachable does not end a run that has trained already

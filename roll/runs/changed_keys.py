@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 
 def of_keys(config: Config) -> dict[str, str]:
-    """Return the configured values that determine the rows, their order, their number per step, and the files of a
-    checkpoint.
-    """
+    """Return the configured values that determine the rows, their order and number, and a checkpoint's files."""
     name, role = learner(config)
     learnt = "pairs" if has_pairs(config) else "sequences"
     found = {"pipeline": config.pipeline, "seed": str(config.seed)}
@@ -70,9 +68,7 @@ SAMPLE = 1 << 16
 
 
 def of_weights(config: Config) -> dict[str, str]:
-    """Return the identity of an adapter's base model, which checkpoints do not contain. Without an adapter, return an
-    empty dict.
-    """
+    """Return the identity of an adapter's base model, which checkpoints lack; empty without an adapter."""
     name, role = learner(config)
     if role.model_args.lora_target is None:
         return {}
@@ -81,9 +77,7 @@ def of_weights(config: Config) -> dict[str, str]:
 
 
 def weights_identity(model: str) -> str:
-    """Return text that identifies a model's weights: a digest of the files' names, sizes and middles, or the model's
-    Hub name.
-    """
+    """Return text that identifies a model's weights: a digest of its files' names, sizes and middles, or its name."""
     if not Path(model).is_dir():
         return f"'{model}'"
     digest = sha256()
@@ -176,9 +170,7 @@ GIVEN = frozenset(
         "mismatch_correction_args",
     }
 )
-"""Blocks of arguments of functions, which belong to the experiment whatever they are called: a `timeout` in them may
-decide a verdict.
-"""
+"""Blocks of arguments of functions, all of the experiment: even a `timeout` in them may decide a verdict."""
 LONGEST = 100
 """Largest number of characters of a value in a message."""
 

@@ -37,9 +37,7 @@ class Resumable(Protocol):
 
 
 class Unconsumed(Protocol):
-    """Holder of results for future steps. They are saved in checkpoints, so that a resumed run does not compute them
-    again.
-    """
+    """Holder of results for future steps, saved in checkpoints, so that they are not computed again."""
 
     async def save(self, folder: Path) -> None:
         """Write the results, if there are any."""
@@ -55,9 +53,7 @@ class Trainer(Protocol):
 
     @property
     def save(self) -> Callable[[Path], Awaitable[None]]:
-        """Return the function that writes the training state to a folder, so that training continues exactly after
-        `load`.
-        """
+        """Return the function that writes the training state to a folder, so that `load` continues exactly."""
         ...
 
     @property
@@ -108,9 +104,7 @@ class Checkpointer:
 
     @property
     def changed(self) -> list[Change] | None:
-        """The keys whose values differ from those of the checkpoint's configuration. None if the checkpoint has no
-        record of it.
-        """
+        """The keys whose values differ from the checkpoint's configuration. None if that is not recorded."""
         if self._folder is None or self._state is None:
             return []
         before = self._state.config or _config_of_checkpoint(self._folder)

@@ -74,9 +74,7 @@ class DevicePhases:
         await self.bring({role: Residency.WHOLE}, ())
 
     async def scoring(self, role: str) -> None:
-        """Prepare for log-probs, values or teacher states computed by `role`. A sync must precede the next
-        generation.
-        """
+        """Prepare for `role` to compute log-probs, values or teacher states. A sync must precede generation."""
         await self._pause_for(role)
         await self.bring({role: Residency.WHOLE}, ("actor_infer",))
 

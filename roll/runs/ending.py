@@ -102,9 +102,7 @@ def checkpoint_line(checkpointer: Checkpointer) -> str:
 
 
 def write_report_if_any(folder: Path) -> None:
-    """Write the report if any metrics were recorded, also after a failure. Errors are only logged, so that they do not
-    hide the end.
-    """
+    """Write the report if any metrics were recorded. Errors are only logged: they must not hide the end."""
     metrics = folder / METRICS_FILE
     if not metrics.is_file() or not metrics.stat().st_size:
         return

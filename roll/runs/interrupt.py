@@ -21,9 +21,7 @@ from types import FrameType, TracebackType
 LOG = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 1.0
-"""Period in seconds in which several signals count as one, because a terminal, a launcher and a batch system may each
-send one.
-"""
+"""Seconds in which several signals count as one: a terminal, a launcher and a batch system may send each."""
 
 
 class Interrupt:
@@ -37,9 +35,7 @@ class Interrupt:
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
 
     def happened(self) -> bool:
-        """Return whether the run should end. Call it before each step. From the first call on, a signal waits for the
-        end of the step.
-        """
+        """Return whether the run should end. Call before each step: from then on, signals wait for a step's end."""
         self._has_begun = True
         return self._happened
 

@@ -33,9 +33,7 @@ class CriticLearning:
     warmup: int
     """Number of initial steps in which only the critic learns. The policy does not change, but is synced again."""
     at_once: bool
-    """Whether policy and critic learn concurrently, on separate devices. Otherwise the critic learns first, while it is
-    still onloaded.
-    """
+    """Whether policy and critic learn concurrently, on separate devices. Otherwise the critic learns first."""
 
 
 @dataclass(frozen=True)

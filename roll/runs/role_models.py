@@ -79,9 +79,7 @@ def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokeni
 
 
 def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
-    """Return the Hub name or the absolute folder of a role's model. It is absolute because workers may have another
-    working directory.
-    """
+    """Return the Hub name or absolute folder of a role's model: workers may have another working directory."""
     name = model_args.model_name_or_path or config.pretrain
     return str(Path(name).absolute()) if Path(name).exists() else name
 
@@ -115,9 +113,7 @@ def embedding_rows(
 
 
 def _vocabulary(model: str) -> int | None:
-    """Return the size of the vocabulary in the config.json of a model; None if there is none. A vision model has it in
-    `text_config`.
-    """
+    """Return a model's size of vocabulary by its config.json, in `text_config` for a vision model; or None."""
     file = config_file(model)
     if file is None or not file.is_file():
         return None

@@ -125,9 +125,7 @@ class Roles:
     def _learner(
         self, name: str, role: LearnerConfig, load: ModelLoader, steps: int, ends: tuple[int, ...] = ()
     ) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
-        """Request a group that is trained for `steps` steps. Return it, and how a step's sequences are split into
-        updates.
-        """
+        """Request a group that trains for `steps` steps. Return it, and how a step's sequences are split."""
         config = self._config
         model = model_shape(model_path(config, role.model_args))
         shape = TrainShape(
@@ -151,9 +149,7 @@ class Roles:
         return self._group(name, role, settings, blocking=True), shape
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
-        """Request the group that generates. The facade is kept as long as the processes run, because it tracks their
-        requests.
-        """
+        """Request the group that generates. Its facade, which tracks requests, lives as long as the processes."""
         if known := self._colocated.get("actor_infer"):
             return cast(ActorInfer, known)
         role, rank = config.actor_infer, config.actor_train.model_args.lora_rank if sends_adapter(config) else None
@@ -246,9 +242,7 @@ class Roles:
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
     async def end_trainer_side(self) -> None:
-        """Kill the groups of the trainer's side, and any other group that is `unsettled` or has not finished
-        starting.
-        """
+        """Kill the trainer's groups, and any other group that is `unsettled` or has not finished starting."""
         self.are_running = False
         ending = [
             name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started
@@ -257,9 +251,7 @@ class Roles:
 
     @contextmanager
     def unsettled(self, name: str) -> Iterator[None]:
-        """A context in which the trainer changes a role's state. After a failure in it, the role must be restarted as
-        well.
-        """
+        """A context in which the trainer changes a role's state. If it fails, the role is restarted as well."""
         self._unsettled.add(name)
         yield
         self._unsettled.discard(name)
@@ -345,9 +337,7 @@ class Roles:
 
 
 def is_trainer_side(role: str) -> bool:
-    """Return whether a role is trained or serves training. The other roles are for generation, rewards and
-    environments.
-    """
+    """Return whether a role is trained or serves training; others generate, reward or run environments."""
     return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
 
 
@@ -370,9 +360,7 @@ def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, s
 
 
 def aggregation(config: Config) -> str:
-    """Return the `loss_agg_mode` of a pipeline: configured for RLVR, by token for SFT and distillation, by sequence for
-    comparisons.
-    """
+    """Return a pipeline's `loss_agg_mode`: configured for RLVR, token for SFT and distillation, else sequence."""
     if isinstance(config, RlvrConfig):
         return config.loss_agg_mode
     return "token-mean" if isinstance(config, SftConfig | DistillConfig) else "seq-mean-token-mean"

@@ -79,9 +79,7 @@ class StepTeachers:
 
 @dataclass(frozen=True)
 class Teaching:
-    """Functions that build the student, which receives hidden states or a top-k distribution, and the teacher, which
-    sends them.
-    """
+    """Functions that build the student, of hidden states or a top-k distribution, and the teacher that sends them."""
 
     load: ModelLoader
     """Loads the student."""

@@ -14,9 +14,7 @@ from typing import Any, Generic, TypeVar
 
 @asynccontextmanager
 async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """A context in which `watch` runs concurrently. If `watch` raises an error, the block is cancelled and that error
-    is raised.
-    """
+    """A context in which `watch` runs concurrently. Its error cancels the block and is raised."""
     failure = None
     try:
         async with asyncio.TaskGroup() as both:
@@ -31,9 +29,7 @@ async def guarded(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.1
-"""Interval in seconds at which a waiting thread wakes to handle signals, because a signal just before a wait does not
-interrupt it.
-"""
+"""Seconds between wake-ups of a waiting thread for signals: one just before a wait does not interrupt it."""
 
 
 def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -50,9 +46,7 @@ def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class _Elsewhere(Generic[T]):
-    """Runs the work in its own thread. The calling thread waits; if it is the main thread, signal handlers run
-    there.
-    """
+    """Runs the work in its own thread. The caller waits; in the main thread, signal handlers run there."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._work = work

@@ -20,18 +20,14 @@ class Leftovers:
     """The processes of some workers, their child processes, and the shared-memory files that they have open."""
 
     def __init__(self, record: Path) -> None:
-        """`record` is a file in which the shared-memory files are listed for a later run, in case this run is
-        killed.
-        """
+        """`record` is a file that lists the shared-memory files for a later run, in case this one is killed."""
         self._record = record
         self._processes: set[psutil.Process] = set()
         self._files: set[Path] = set()
         self._looks = threading.Lock()
 
     def record(self, pids: Sequence[int]) -> None:
-        """Record the current processes and files. Call it early and repeatedly: the files of a process cannot be found
-        after its end.
-        """
+        """Record the current processes and files. Call early and often: a dead process's files cannot be found."""
         with self._looks:
             for pid in pids:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -49,9 +45,7 @@ class Leftovers:
                 self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
 
     def remove(self, seconds: float) -> None:
-        """Wait at most `seconds` for the processes to exit, kill the remaining ones with their child processes, and
-        unlink all files.
-        """
+        """Wait `seconds` at most for the processes, kill those left with their children, and unlink all files."""
         _, alive = psutil.wait_procs(list(self._processes), timeout=seconds)
         family = set(alive)
         for process in alive:

@@ -20,9 +20,7 @@ LOOK_SECONDS = 0.05
 
 
 def die_with(parent: int) -> None:
-    """Make Linux send SIGKILL to this process when the thread that started it ends. This ends even a hanging
-    process.
-    """
+    """Make Linux send SIGKILL to this process when the thread that started it ends, even if it hangs."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
@@ -75,9 +73,7 @@ def end_descendants() -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process exists and is not a zombie. A killed process remains a zombie until its parent reaps
-    it.
-    """
+    """Return whether a process exists and is not a zombie, as a killed one is until its parent reaps it."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -53,9 +53,7 @@ def holding_lock(path: Path, seconds: float = 0.0) -> Iterator[None]:
 
 
 def try_lock(file: BinaryIO) -> bool:
-    """Lock an open file until it is closed. Return False if another process holds the lock, or if the file system has
-    no locks.
-    """
+    """Lock an open file until it is closed. Return False if another process has it, or without file locks."""
     try:
         return lock_descriptor(file.fileno(), blocking=False)
     except OSError as error:
@@ -72,9 +70,7 @@ LOCK = ".lock"
 
 @contextmanager
 def own_folder(parent: Path | None) -> Iterator[Path]:
-    """A context with a new folder in `parent`, by default the system's temporary folder. The folder is removed at the
-    end.
-    """
+    """A context with a new folder in `parent`, by default the system's temporary folder, removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
     try:
         new = folder / f"{LOCK}.new"
@@ -88,9 +84,7 @@ def own_folder(parent: Path | None) -> Iterator[Path]:
 
 
 def ownerless(parent: Path) -> Iterator[Path]:
-    """Yield the folders in `parent` whose process was killed. Each is locked for the caller until the next one is
-    yielded.
-    """
+    """Yield the folders in `parent` whose process was killed, each locked until the next one is yielded."""
     for file in parent.glob(f"{PREFIX}[0-9]*-*/{LOCK}"):
         with suppress(FileNotFoundError, PermissionError), file.open("rb") as lock:
             if try_lock(lock):

@@ -19,9 +19,7 @@ class RestartBudget:
     within: float = math.inf
     """Time after which a restart no longer counts towards `most`."""
     back_off: Sequence[float] = (0.0,)
-    """Delays before the first, the second and each later restart within an hour, because a fault may last for a
-    while.
-    """
+    """Delays before the first, second and later restarts within an hour, as a fault may last for a while."""
 
     def delay(self, restarts: Sequence[float], now: float) -> float | None:
         """Return the seconds to wait before the next restart, or None if the budget is spent. `restarts` are the times

@@ -70,9 +70,7 @@ def announce(stage: str) -> None:
 
 
 def process_activity(pid: int | None, log: Path, begin: int) -> ProcessActivity:
-    """Read a process's log from byte `begin` on, and query the kernel for the process and its children. Call it on the
-    process's host.
-    """
+    """Read a process's log from byte `begin` on, and query the kernel for its tree. Call on the process's host."""
     stage, end = None, begin
     with suppress(OSError), log.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
@@ -88,9 +86,7 @@ def process_activity(pid: int | None, log: Path, begin: int) -> ProcessActivity:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float | None:
-    """Return the user and system time of processes and of their ended children. None if none of the processes
-    exists.
-    """
+    """Return the user and system time of processes and their ended children; None if no process exists."""
     ticks = list[int]()
     for pid in pids:
         with suppress(OSError, ValueError):  # the process has ended

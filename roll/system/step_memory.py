@@ -34,9 +34,7 @@ def collect_rarely() -> None:
 
 @contextmanager
 def memory_of_steps() -> Iterator[None]:
-    """A context in which garbage is collected rarely and freed memory is kept. Only glibc keeps memory; other C
-    libraries are unchanged.
-    """
+    """A context in which garbage is collected rarely and freed memory is kept (by glibc only)."""
     before = gc.get_threshold()
     collect_rarely()
     libc = ctypes.CDLL(None)

@@ -73,9 +73,7 @@ def end_family(pid: int) -> None:
 
 
 def _ancestors(pid: int, processes: Mapping[int, _Process]) -> list[int]:
-    """Return the ancestors of a process, nearest first. Each is visited once, because reused process ids may form a
-    cycle.
-    """
+    """Return the ancestors of a process, nearest first, once each: reused process ids may form a cycle."""
     found: list[int] = []
     while (process := processes.get(pid)) is not None and process.parent not in found:
         pid = process.parent
@@ -84,9 +82,7 @@ def _ancestors(pid: int, processes: Mapping[int, _Process]) -> list[int]:
 
 
 def _processes() -> dict[int, _Process]:
-    """Return all visible processes of this host by id. Each is read once; psutil's `children` would read all of them at
-    every call.
-    """
+    """Return all visible processes by id, each read once: psutil's `children` would read all at every call."""
     found = {}
     for folder in PROC.iterdir():
         if folder.name.isdecimal():
@@ -141,9 +137,7 @@ def _children(pid: int) -> list[int]:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Return the total anonymous memory of processes in bytes. Pages that processes share after a fork count for each
-    of them.
-    """
+    """Return the anonymous memory of processes in bytes. Pages shared after a fork count for each of them."""
     total = 0
     for pid in pids:
         try:

@@ -34,9 +34,7 @@ class Notice:
     text: str
     """What happened, the probable cause and the remedy."""
     in_a_row: int = 1
-    """Number of consecutive steps for which this has held, up to this one. Steps without the watched metric do not
-    count.
-    """
+    """Consecutive steps for which this holds, this one included. Steps without the metric do not count."""
 
     @property
     def line(self) -> str:
@@ -130,9 +128,7 @@ def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
 
 
 def sample_table(step: int, groups: Sequence[RolloutGroup]) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and the rows of a table for a tracking service: a row for each response of the first
-    `GROUPS_PER_STEP` groups.
-    """
+    """Return the columns and rows of a service's table: each response of the first `GROUPS_PER_STEP` groups."""
     rows = [
         [step, record["domain"], record["prompt"], response["text"], *(response[column] for column in COLUMNS[4:])]
         for record in (group_record(step, group) for group in groups[:GROUPS_PER_STEP])

@@ -148,9 +148,7 @@ def _text(value: Any) -> str:
 
 PIPELINE = "pipeline"
 KEYS_OF_A_LOSS = (PIPELINE, "preference_loss", "divergence")
-"""Keys that determine which quantity a loss measures. The losses of two runs are comparable only if these keys are the
-same.
-"""
+"""Keys that determine which quantity a loss measures. Losses are comparable only if these are the same."""
 LOSS_NAMES = ("/loss", "/divergence")
 """Ends of the names of losses."""
 COUNTERS = ("step", "epoch")
@@ -164,9 +162,7 @@ class Cell:
     """A metric of one run."""
 
     value: float
-    """The last value, or the median for `MEDIANS`. `value` and `best` of noisy training metrics are taken from the
-    smoothed curve.
-    """
+    """The last value, or the median for `MEDIANS`. For noisy training metrics, `value` and `best` are smoothed."""
     best: float | None
     """The best value; None for a metric without a better direction."""
     best_step: int | None
@@ -183,9 +179,7 @@ class MetricRow:
     cells: Sequence[Cell | None]
     """One cell for each run; None for a run without the metric."""
     obstacle: str | None = None
-    """For a loss that these runs compute differently: the key that differs; then no value is marked as the best.
-    Otherwise None.
-    """
+    """For a loss that these runs compute differently: the key that differs; no value is marked. Else None."""
 
 
 @dataclass(frozen=True)
@@ -246,9 +240,7 @@ def is_median(name: str) -> bool:
 
 
 def obstacle_of(name: str, runs: Sequence[RunRecord]) -> str | None:
-    """Return the first of `KEYS_OF_A_LOSS` that differs between the runs, if the metric is a loss. Otherwise return
-    None.
-    """
+    """Return the first of `KEYS_OF_A_LOSS` that differs between the runs, if the metric is a loss; else None."""
     if not name.endswith(LOSS_NAMES):
         return None
     return next((key for key in KEYS_OF_A_LOSS if len({run.keys.get(key) for run in runs}) > 1), None)

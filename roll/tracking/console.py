@@ -138,9 +138,7 @@ class LiveConsole:
     name = "console"
 
     def __init__(self, title: str, max_steps: int, life: ActivityDisplay, console: Console | None = None) -> None:
-        """The view replaces the panel of `life` at the first metrics, and shows the rows of `life` below its own
-        lines.
-        """
+        """The view replaces the panel of `life` at the first metrics, and shows its rows below its own lines."""
         self._title, self._life = title, life
         self._progress = ConsoleProgress(max_steps)
         self._logged_at = time.monotonic()
@@ -159,9 +157,7 @@ class LiveConsole:
         pass
 
     def close(self) -> None:
-        """Leave the last state on the screen, without the stages of the roles, and release the cursor and the
-        streams.
-        """
+        """Leave the last state on the screen, without the roles' stages, and release cursor and streams."""
         self._life.show([])
         self._live.stop()
 
@@ -192,9 +188,7 @@ def plain_line(progress: ConsoleProgress) -> str:
 
 
 def live_view(title: str, progress: ConsoleProgress, seconds_since: float) -> RenderableType:
-    """Return lines with the progress, the main metric and the speed. `seconds_since` is the time since the last
-    metrics.
-    """
+    """Return lines with the progress, the main metric and the speed, `seconds_since` the last metrics."""
     metrics = progress.metrics or {}
     first = Table.grid(padding=(0, 1))
     eta = "" if progress.eta_seconds is None else f"eta {duration(max(0.0, progress.eta_seconds - seconds_since))}"
@@ -258,9 +252,7 @@ def _is_unscored(metrics: Mapping[str, float]) -> bool:
 
 
 def _headline(progress: ConsoleProgress) -> str:
-    """Return the main metric of the last step, with the shares of its responses without a verdict: `reward 0.61 (4%
-    crashed)`.
-    """
+    """Return the last step's main metric and the shares of responses without verdict: `reward 0.61 (4% crashed)`."""
     metrics = progress.metrics or {}
     shares = {
         one.value.replace("_", " "): metrics.get(f"reward/{one.value}_fraction", 0.0) for one in sorted(NO_VERDICT)

@@ -1,6 +1,4 @@
-"""Combines several trackers. A failure of the run's own record ends the training; a failure of another tracker does
-not.
-"""
+"""Combines several trackers. A failure of the run's own record ends the training; another's does not."""
 
 from __future__ import annotations
 

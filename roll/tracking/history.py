@@ -93,9 +93,7 @@ def this_start(hide: Callable[[str], str]) -> RunStart:
 
 
 def read_starts(folder: Path) -> list[RunStart]:
-    """Return the starts of a run in order. Unreadable lines are left out. Run folders of earlier versions have no
-    starts.
-    """
+    """Return the starts of a run in order, without unreadable lines. Earlier versions recorded none."""
     path = folder / STARTS_FILE
     starts = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():

@@ -98,9 +98,7 @@ def to_line(record: dict[str, Any]) -> bytes:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the records of a file, and the number of unreadable lines. A killed process may leave an incomplete
-    line.
-    """
+    """Return a file's records and its number of unreadable lines. A killed process may leave half a line."""
     records, unreadable = [], 0
     for _, record in _lines(path):
         if record is None:

@@ -59,9 +59,7 @@ class _Hiding(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that reports only once if it cannot be written, for example because the disk is full. The run
-    continues.
-    """
+    """A log file that reports only once that it cannot be written, as on a full disk. The run continues."""
 
     _is_told = False
 
@@ -76,9 +74,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to the current `sys.stderr`. The live view replaces that stream, so that messages appear above its
-    lines.
-    """
+    """Writes to the current `sys.stderr`, which the live view replaces to show messages above its lines."""
 
     def __init__(self, level: int) -> None:
         logging.Handler.__init__(self, level)

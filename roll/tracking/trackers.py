@@ -57,9 +57,7 @@ class WandbTracker:
     name = "wandb"
 
     def __init__(self, run: RunFacts, settings: Settings) -> None:
-        """`settings` are further arguments of `wandb.init` (`project`, `entity`, `mode`, ...). W&B's files go into the
-        run folder.
-        """
+        """`settings` are further arguments of `wandb.init` (`project`, `mode`, ...). Files go into the run folder."""
         self._wandb = importlib.import_module("wandb")
         run.folder.mkdir(parents=True, exist_ok=True)
         arguments = {
@@ -95,9 +93,7 @@ class SwanLabTracker:
     name = "swanlab"
 
     def __init__(self, run: RunFacts, settings: Settings) -> None:
-        """`settings` are further arguments of `swanlab.init` (`project`, `workspace`, `mode`, ...). Files go into the
-        run folder.
-        """
+        """`settings` are further arguments of `swanlab.init` (`project`, `mode`, ...). Files go into the run folder."""
         self._swanlab = importlib.import_module("swanlab")
         folder = run.folder / "swanlab"
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,16 +120,12 @@ class SwanLabTracker:
 
 
 class MlflowTracker:
-    """Starts one MLflow run for each process, by default in the experiment `roll` on MLflow's default tracking
-    server.
-    """
+    """Starts one MLflow run for each process, by default in experiment `roll` on MLflow's default server."""
 
     name = "mlflow"
 
     def __init__(self, run: RunFacts, settings: Settings) -> None:
-        """`settings`: `tracking_uri`, `experiment_name`, and further arguments of `mlflow.start_run` (`run_name`,
-        `tags`, ...).
-        """
+        """`settings`: `tracking_uri`, `experiment_name`, and further arguments of `mlflow.start_run`."""
         self._mlflow = importlib.import_module("mlflow")
         arguments = {"run_name": run.exp_name} | dict(settings)
         if uri := arguments.pop("tracking_uri", None):
@@ -157,16 +149,12 @@ class MlflowTracker:
 
 
 def metric_name(name: str) -> str:
-    """Return MLflow's name of a metric: `val/gsm8k/pass_at_1` for `val/gsm8k/pass@1`. Other forbidden characters become
-    underscores.
-    """
+    """Return MLflow's name of a metric: `val/gsm8k/pass_at_1` for `val/gsm8k/pass@1`, other characters as `_`."""
     return FORBIDDEN.sub("_", name.replace("@", "_at_"))
 
 
 class TrackioTracker:
-    """Starts one Trackio run for each experiment, or continues it if the run is resumed. The table of samples needs
-    pandas.
-    """
+    """Starts a Trackio run for each experiment; a resumed run continues it. The table of samples needs pandas."""
 
     name = "trackio"
 

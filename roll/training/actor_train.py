@@ -38,9 +38,7 @@ def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[p
 
 
 def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[Sequence[Floats]]) -> Floats:
-    """Return the results of all replicas and micro-batches as one array [T], in the order of `sequences`, without the
-    filler's values.
-    """
+    """Return all replicas' and micro-batches' results as one array [T], in order of `sequences`, without filler."""
     out = np.zeros(len(sequences.token_ids), np.float32)
     for forwards, values in zip(split.ranks, results, strict=True):
         for indices, part in zip(forwards, values, strict=True):
@@ -90,9 +88,7 @@ class Teacher(Reference):
         self._teachers = group
 
     async def states(self, sequences: Sequences) -> Floats:
-        """Return the teacher's outputs [S, W] for the S response tokens in order: hidden states, or another output of
-        its wrapper.
-        """
+        """Return the teacher's outputs [S, W] for S response tokens in order: states, or its wrapper's output."""
         split, parts = share_out(sequences, self._teachers.replicas, self._token_budget)
         results = await self._teachers.paced.within(self._seconds).each_replica(
             TeachStrategy.states, [(part,) for part in parts]
@@ -112,9 +108,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainShape:
-    """Settings that determine how a step's sequences are split into updates and forward passes, and how losses are
-    computed.
-    """
+    """Settings of how a step's sequences are split into updates and forward passes, and of the losses."""
 
     updates: int
     """Number of optimizer updates in one pass over a step's sequences."""
@@ -272,9 +266,7 @@ class ActorTrain(Learner):
         await self._sending.all(BucketSender.empty_buckets)
 
     async def send_adapter(self) -> Adapter:
-        """Gather the adapter from all ranks. It is written to a folder, or sent by value if any engine is on another
-        host.
-        """
+        """Gather the adapter from all ranks, to a folder, or by value if any engine is on another host."""
         is_seen = self._group.is_here(0) and all(route.same_host for route in self._routes.to.values())
         folder = self._folder if is_seen else None
         return of_rank_0(await self._sending.all(BucketSender.write_adapter, folder))
@@ -337,9 +329,7 @@ def micro_batches_of(
 
 
 def merge(results: Sequence[TrainStepResult]) -> Metrics:
-    """Turn the replicas' sums into means: over all response tokens, or over the tokens, sequences or pairs that were
-    counted.
-    """
+    """Turn the replicas' sums into means: over response tokens, or counted tokens, sequences or pairs."""
     metrics = dict(results[0].scalars)
     if tokens := sum(result.tokens for result in results):
         for name in {name for result in results for name in result.sums}:

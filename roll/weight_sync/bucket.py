@@ -42,9 +42,7 @@ class Adapter:
     """Content of PEFT's `adapter_config.json`."""
     weights: Bucket
     content: bytes | None = None
-    """Content of the file that `weights` describes, for hosts that cannot read it. None if all engines can read the
-    file.
-    """
+    """Content of the file that `weights` describes, for hosts that cannot read it. None if all can."""
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -66,9 +64,7 @@ class Adapter:
 
 
 def plan_buckets(tensors: Sequence[TensorSpec], max_bytes: int) -> list[tuple[str, ...]]:
-    """Split the names of the tensors, in order, into buckets of at most `max_bytes`. A larger tensor gets its own
-    bucket.
-    """
+    """Split the tensors' names, in order, into buckets of at most `max_bytes`. A larger tensor gets its own."""
     buckets: list[list[str]] = []
     room = 0
     for tensor in tensors:
@@ -94,9 +90,7 @@ def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> Bucket:
 
 
 def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor]) -> Adapter:
-    """Write an adapter as a PEFT folder. If `folder` is None, keep no files: the returned adapter carries their
-    content.
-    """
+    """Write an adapter as a PEFT folder. With `folder` None, keep no files: the result carries their content."""
     if folder is None:
         with tempfile.TemporaryDirectory() as made:
             adapter = write_adapter(Path(made), config, tensors)

@@ -238,9 +238,7 @@ class DeviceSender:
 
 
 def ipc_handle(buffer: Tensor) -> dict[str, bytes]:
-    """Return the IPC handle of a flat uint8 buffer, by the UUID of its GPU. Another process on this GPU can open the
-    buffer with it.
-    """
+    """Return the IPC handle of a flat uint8 buffer, by its GPU's UUID, with which a process there can open it."""
     _, parts = reduce_tensor(buffer)
     return {gpu(buffer.device): pickle.dumps(parts)}
 

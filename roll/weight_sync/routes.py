@@ -64,9 +64,7 @@ def find_routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: C
 
 
 def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> dict[int, Route]:
-    """Return the route to each of the given engines, in order. An engine must share all or none of its devices with the
-    trainer.
-    """
+    """Return the route to each engine, in order. An engine shares all or none of its devices with the trainer."""
     if infer.on_cpu:
         return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
     home = train.devices[0][0] // gpus_per_node if train.devices[0] else None

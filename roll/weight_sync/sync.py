@@ -147,18 +147,14 @@ class WeightSync:
         """Version that each engine reported after its last sync. None before its first sync and during a sync."""
 
     def choose(self, engines: Mapping[int, int]) -> None:
-        """Set the engines that take part from the next sync on, each with the number of its restarts. Other engines are
-        left alone.
-        """
+        """Set the engines that take part from the next sync on, with their restarts. Others are left alone."""
         members = dict(sorted(engines.items()))
         assert members and members.keys() <= self.versions.keys(), f"unknown engines in {members}"
         if members != self._members:
             self._members, self.epoch = members, self.epoch + 1
 
     async def open_routes(self) -> None:
-        """Make trainer and engines prepare for their routes, once in each epoch. The members of a broadcast join their
-        group here.
-        """
+        """Make trainer and engines prepare for their routes, once in an epoch. Broadcast members join their group."""
         if self._opened == self.epoch:
             return
         epoch, routes = self.epoch, self._find_routes(self._living)
@@ -215,9 +211,7 @@ class WeightSync:
         return list(reported)
 
     async def _give_up_broadcast(self, cause: str) -> None:
-        """Request the replacement of the engines, which are waiting or have only a part of the weights, and stop the
-        trainer's wait.
-        """
+        """Request replacements of engines that wait or have partial weights, and stop the trainer's wait."""
         LOG.warning("%s", cause)
         self._opened = -1
         for number in self._living:

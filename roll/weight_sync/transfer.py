@@ -48,16 +48,12 @@ class BucketSender:
         return self._weights.tensors(adapter=False)
 
     def write_bucket(self, names: Sequence[str], path: Path) -> Bucket | None:
-        """Gather some of the model's tensors over all ranks. Rank 0 writes them to a file and describes it; the others
-        return None.
-        """
+        """Gather some of the model's tensors over all ranks. Rank 0 writes and describes a file; others return None."""
         with self._weights.gathered(names, adapter=False) as tensors:
             return write_bucket(path, tensors) if self._rank == 0 else None
 
     def write_adapter(self, folder: Path | None) -> Adapter | None:
-        """Gather the adapter and return it on rank 0: as a PEFT folder or, if `folder` is None, with its content.
-        Others return None.
-        """
+        """Gather the adapter and return it on rank 0: as a PEFT folder or, with `folder` None, its content."""
         with self._weights.gathered(
             [tensor.name for tensor in self._weights.tensors(adapter=True)], adapter=True
         ) as tensors:
@@ -95,9 +91,7 @@ class BucketReader:
     """Reads the buckets sent to one worker of an engine."""
 
     def __init__(self, route: Route, rendezvous: Rendezvous | None, worker: int, device: torch.device) -> None:
-        """Open the route. On a broadcast route, wait for the other members. `worker` is the index of the device in its
-        engine.
-        """
+        """Open the route. On a broadcast route, wait for the other members. `worker` is the device in its engine."""
         self._device, self._broadcast = device, None
         if route.transport is Transport.BROADCAST:
             assert rendezvous is not None

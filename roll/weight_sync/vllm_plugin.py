@@ -53,9 +53,7 @@ class StageHandler(logging.Handler):
 
 
 def report_stages() -> None:
-    """Start to report the stages of this process. Idempotent. vLLM's own output does not change, because its handler
-    has its own level.
-    """
+    """Start to report this process's stages. Idempotent. vLLM's own output, of another handler, stays as it is."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, StageHandler) for handler in logger.handlers):
@@ -224,9 +222,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         return [name for name, info in layers if 0 < info.load_numel < (info.load_numel_total or 0)]
 
     def _finish_tied_heads(self) -> None:
-        """Process heads that share the embedding's weight. No tensor is sent for them, but on the CPU they have a
-        packed copy to update.
-        """
+        """Process heads that share the embedding's weight: not sent, but on the CPU they have a copy to update."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         for name, layer in self.model.named_modules():

@@ -9,9 +9,7 @@ from typing import Any, Literal, Protocol
 from roll.registry import Registry
 
 Message = Mapping[str, Any]
-"""A message in OpenAI's format: `role`, `content` (text), `tool_calls`, `tool_call_id`, `name`. The arguments of calls
-are JSON text.
-"""
+"""A message in OpenAI's format: `role`, `content`, `tool_calls` (arguments as JSON text), `tool_call_id`, `name`."""
 TOOL_ERRORS = "tool_errors"
 MalformedCalls = Literal["answer", "end", "step"]
 """Treatment of tool calls that cannot be parsed. `answer`: the model receives an error as the tool's answer, which
@@ -28,9 +26,7 @@ class Observation:
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the environment's tools in OpenAI's format: `{"type": "function", "function": {...}}`."""
     state: str | None = None
-    """Identifies the state of the environment: equal strings mean equal states. If None, the text of the messages
-    identifies it.
-    """
+    """Identifies the environment's state: equal strings mean equal states. If None, the text of the messages does."""
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,6 @@ def _terms(written: str) -> list[str]:
 
 
 def _is(said: str, answer: str) -> bool:
-    """Return whether the last word is the answer. Commas, equals signs, and full stops and dollar signs around the word
-    are ignored.
-    """
+    """Return whether the last word is the answer, ignoring commas, equals signs, full stops and dollar signs."""
     words = said.replace(",", "").replace("=", " ").split()
     return bool(words) and words[-1].strip("$.") == answer.strip()

@@ -104,16 +104,12 @@ def json_of(checked: Observation | Step) -> str:
 
 
 def observation_from(said: Any) -> Observation:
-    """Rebuild an observation from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it
-    is invalid.
-    """
+    """Rebuild an observation from the decoded JSON of `json_of`. Raise BadReturn or TypeError if it is invalid."""
     return observation_of(Observation(**said))
 
 
 def step_from(said: Any) -> Step:
-    """Rebuild a step from the decoded JSON of `json_of`, and check it again. Raise BadReturn or TypeError if it is
-    invalid.
-    """
+    """Rebuild a step from the decoded JSON of `json_of`. Raise BadReturn or TypeError if it is invalid."""
     return step_of(Step(**said))
 
 

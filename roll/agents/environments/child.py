@@ -167,9 +167,7 @@ class Hosted:
         self._environment, self._tools, self._servers = environment, tools, servers
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Reset the environment. Return its observation with the domain's tools added. Raises BadReturn if the
-        observation is invalid.
-        """
+        """Reset the environment. Return its observation with the domain's tools. Raises BadReturn if it is invalid."""
         if self._servers is not None:
             await self._servers.open()
         observation = observation_of(await _finished(self._environment.reset(row, seed)))
@@ -208,9 +206,7 @@ class Hosted:
                 await self._servers.close()
 
     async def _answers(self, calls: Sequence[Mapping[str, Any]]) -> list[Answered]:
-        """Make the calls: those of servers concurrently, those of functions one after another. Return the answers in
-        order.
-        """
+        """Make the calls: those of servers concurrently, those of functions in turn. Return the answers in order."""
         servers = self._servers
         if servers is None:
             return [await self._tools.answer_awaited(call) for call in calls]
@@ -267,9 +263,7 @@ class Sessions(Served[Call]):
 
     @asynccontextmanager
     async def place_for(self, call: Call) -> AsyncGenerator[None]:
-        """See `Served`. Wait for the session's earlier call, which is cancelled: the session is being closed during
-        it.
-        """
+        """See `Served`. Wait for the session's earlier call, which is cancelled: the session is closed during it."""
         before, own = self._running.get(call.session), asyncio.current_task()
         self._running[call.session] = own
         try:

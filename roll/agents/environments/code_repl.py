@@ -92,9 +92,7 @@ class CodeRepl:
         return Observation(with_more(task_of(row, self._column), f"{task}\n\n{cases_text(self._public)}"))
 
     async def step(self, message: Message) -> Step:
-        """Run the program in the message. Return its results on the public cases or, at the end of the episode, the
-        reward.
-        """
+        """Run the program in the message. Return the results on the public cases or, at the end, the reward."""
         self._steps += 1
         text = final_text(str(message.get("content") or ""))
         is_last = self._steps >= self._max_steps

@@ -1,6 +1,4 @@
-"""FrozenLake: reach the goal without falling into a hole. The keys are those of ROLL v0.2.1, the dynamics those of
-Gymnasium.
-"""
+"""FrozenLake: reach the goal without falling into a hole. Keys of ROLL v0.2.1, dynamics of Gymnasium."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from roll.agents.environments.written import GridWorld
 from roll.config.derived.domains import MOST_STEPS
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-"""Names of the actions, in the order of MOVES. On slippery ice, the chosen action and its two cyclic neighbours are
-equally likely.
-"""
+"""Actions in the order of MOVES. On slippery ice, an action and its two cyclic neighbours are equally likely."""
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 PLAYER, ICE, HOLE, GOAL, FALLEN, ARRIVED = range(6)
 LOOKUP = {PLAYER: "P", ICE: "_", HOLE: "O", GOAL: "G", FALLEN: "X", ARRIVED: "√"}
@@ -97,9 +93,7 @@ class FrozenLake(GridWorld):
     p: float = 0.8
     """Probability that a cell is ice."""
     is_slippery: bool = True
-    """Whether the ice is slippery: a move goes in the chosen direction or to either side of it, each with probability
-    1/3.
-    """
+    """Whether ice is slippery: a move goes in the chosen direction or to either side, each with probability 1/3."""
     max_steps: int = MOST_STEPS["frozen_lake"]
     format_penalty: float = -0.01
 

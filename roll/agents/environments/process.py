@@ -110,9 +110,7 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
             LOG.warning("%s: %s", self._hosting.place, failed)
 
     async def _ask(self, session: int, method: Method, given: tuple[Any, ...]) -> Any:
-        """Make a call. It continues if the caller is cancelled: the child still works on it, and the next call must
-        wait.
-        """
+        """Make a call. It continues if the caller is cancelled: the child works on, and the next call must wait."""
         asked = _SessionCall(session, method, given, asyncio.get_running_loop().create_future())
         asked.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         self._waiting.append(asked)

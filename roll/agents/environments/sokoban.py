@@ -106,9 +106,7 @@ def play_backwards(level: SokobanLevel, depth: int, random: Random) -> SokobanLe
 
 
 def distance(level: SokobanLevel) -> int:
-    """Return the sum over the boxes of the distance to the nearest target, in moves, ignoring walls. 0 if any box is on
-    a target.
-    """
+    """Return the sum over the boxes of the moves to the nearest target, ignoring walls. 0 if a box is on a target."""
     if level.boxes & level.targets:
         return 0
     return sum(min(abs(box[0] - row) + abs(box[1] - column) for row, column in level.targets) for box in level.boxes)
@@ -128,9 +126,7 @@ NAMES = {
     PLAYER_ON_TARGET: "player on target",
 }
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
-"""Rewards: for each move; for each box pushed onto a target (negated for a box pushed off); and for the move that
-solves the puzzle.
-"""
+"""Rewards: for each move; for each box pushed onto a target (negated: off a target); for the solving move."""
 
 
 @ENVIRONMENTS.register("sokoban")

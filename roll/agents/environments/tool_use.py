@@ -31,9 +31,7 @@ class ToolUse:
         return Observation(task_of(row, self._column))
 
     async def step(self, message: Message) -> Step:
-        """End the episode. If the message calls tools that do not exist, report that to the policy and continue
-        instead.
-        """
+        """End the episode. If the message calls tools that do not exist, tell the policy so and continue instead."""
         calls = message.get("tool_calls") or ()
         answers = [
             {"role": "tool", "name": call["function"]["name"], "content": UNKNOWN.format(call["function"]["name"])}

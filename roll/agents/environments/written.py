@@ -60,9 +60,7 @@ class Templates:
         )
 
     def answer(self, happened: str, state: str, steps: int) -> list[Message]:
-        """Return the environment's message after `steps` steps, in a list. `happened` describes the effect of the last
-        step.
-        """
+        """Return the environment's message after `steps` steps, in a list. `happened` is the last step's effect."""
         return [{"role": "user", "content": f"{happened}\n{self._turn(state, steps)}"}]
 
     def _turn(self, state: str, steps: int) -> str:
@@ -91,9 +89,7 @@ class ActionReader:
         self._actions = {action.lower(): number for number, action in enumerate(actions)}
 
     def __call__(self, text: str) -> int | None:
-        """Return the number of the action in the first match of the pattern. None if nothing matches, or the match is
-        not an action.
-        """
+        """Return the number of the action in the pattern's first match. None without a match, or if it is no action."""
         found = self._pattern.search(text)
         if found is None:
             return None
@@ -108,9 +104,7 @@ class Counter:
         self._templates, self._penalty, self._steps = templates, format_penalty, 0
 
     def unreadable(self, state: str) -> Step:
-        """Return the step for a message without a readable action. The reward is `format_penalty`, and the state does
-        not change.
-        """
+        """Return the step for a message without a readable action: `format_penalty`, and an unchanged state."""
         return self._step("Your action could not be read.", state, self._penalty, {"invalid_actions": 1.0})
 
     def moved(self, action: str, state: str, reward: float, has_effect: bool, is_over: bool, is_solved: bool) -> Step:
@@ -162,9 +156,7 @@ class GridWorld(ABC):
     agent_template: str = TURN
     """Template of each turn; may contain PLACEHOLDERS."""
     max_response_length: int | None = None
-    """Value of the placeholder `max_response_length`: the limit of a turn in tokens. It is only shown to the policy,
-    not enforced.
-    """
+    """Value of the placeholder `max_response_length`: a turn's limit in tokens, which the policy is shown."""
 
     def __post_init__(self) -> None:
         self._lookup = symbols(self.grid_lookup, self.usual_symbols)

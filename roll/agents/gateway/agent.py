@@ -1,6 +1,4 @@
-"""Runs an agent as a process tree with limits on memory, processes and output, and cleans it up. The caller sets the
-deadline.
-"""
+"""Runs an agent as a process tree with limits on memory, processes and output. The caller sets the deadline."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict
 async def run_agent(
     command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str], bounds: TreeBounds
 ) -> AgentEnd:
-    """Run a command until it ends, with the row as JSON on stdin. If it exceeds a limit or this is cancelled, its whole
-    tree is killed.
-    """
+    """Run a command until it ends, with the row as JSON on stdin. Its tree is killed at a limit or a cancellation."""
     ends, alive = os.pipe()
     try:
         process = await _started(command, environment, bounds, ends)
@@ -132,9 +128,7 @@ async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Wait for the supervisor, which kills all its processes once its pipe is closed. A cancelled caller waits as
-    well.
-    """
+    """Wait for the supervisor, which kills all its processes once its pipe is closed, even if cancelled."""
     waiting = asyncio.create_task(_drained(process))
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():

@@ -21,9 +21,7 @@ from roll.hosted.raised import raised_where
 
 
 def import_agent(name: str) -> Callable[..., Any]:
-    """Import a function by name. Raises ValueError if it does not exist or does not accept row, base_url and
-    api_key.
-    """
+    """Import a function by name. Raises ValueError if it is missing or does not accept row, base_url and api_key."""
     module_name, _, function_name = name.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name, None)

@@ -104,9 +104,7 @@ def checked_tool(given: Any, place: str) -> Mapping[str, Any]:
 
 
 def checked_text(given: Any, place: str) -> str:
-    """Return the text of a message's content, which may be a string, null, or a list of text parts. Raises Refused for
-    anything else.
-    """
+    """Return the text of a message's content: a string, null, or a list of text parts. Raises Refused for others."""
     if given is not None and not isinstance(given, str):
         listed(given, place, MOST_MESSAGES)
     try:
@@ -116,9 +114,7 @@ def checked_text(given: Any, place: str) -> str:
 
 
 def call_of(identity: Any, name: Any, arguments: Any, place: str) -> dict[str, Any]:
-    """Return a tool call of an assistant message. Raises Refused if it is invalid or its arguments are not the JSON
-    text of an object.
-    """
+    """Return a tool call of a message. Raises Refused if it is invalid or its arguments are no JSON object."""
     if not isinstance(arguments, str | None) or messages.object_of(arguments) is None:
         raise refusal(
             f"{place}.arguments", f"{arguments!r:.80} is not the JSON text of an object", "send calls back unchanged"

@@ -1,6 +1,4 @@
-"""Episodes of external agents: an agent runs against the gateway, and then the environment scores the policy's last
-message.
-"""
+"""Episodes of external agents: an agent runs against the gateway; the environment scores the last message."""
 
 from __future__ import annotations
 
@@ -127,9 +125,7 @@ class AgentEpisodes:
 
 
 FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
-"""Reasons to stop after which a failing agent is not at fault, because the session did not answer the agent's last
-request in full.
-"""
+"""Stop reasons after which a failing agent is not at fault: its last request was not answered in full."""
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:
@@ -153,9 +149,7 @@ async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) ->
 
 
 async def _judged(environment: EnvironmentSession, session: AgentSession) -> float:
-    """Pass the policy's last message to the environment, and return the reward. Raises EnvironmentFailed if the
-    environment fails.
-    """
+    """Pass the policy's last message to the environment, and return the reward. Raises EnvironmentFailed."""
     assert session.last is not None
     began = time.monotonic()
     step = await environment.step(session.last)

@@ -171,9 +171,7 @@ def _call_events(index: int, item: Item) -> Iterator[dict[str, Any]]:
 
 
 def _messages(items: Sequence[Any]) -> list[Message]:
-    """Return the messages of input items. Tool calls join the assistant message before them, or else an empty one.
-    Reasoning is dropped.
-    """
+    """Return the messages of input items, without reasoning. Calls join the assistant's message before them."""
     messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         place = f"input[{number}]"

@@ -55,9 +55,7 @@ def read_chat(body: Mapping[str, Any]) -> AgentRequest:
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Return whether the request wants token counts at the end of the stream. Raises Refused if its options are
-    invalid.
-    """
+    """Return whether the request wants token counts at the stream's end. Raises Refused if its options are invalid."""
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise refusal("stream_options", f"{options!r:.80} is not an object", "leave it out")
@@ -172,9 +170,7 @@ class Gateway:
 
     @asynccontextmanager
     async def serving(self, session: AgentSession) -> AsyncGenerator[str, None]:
-        """Answer the requests of a session within the `async with` block. Yields the session's key. Waits if too many
-        sessions are open.
-        """
+        """Answer a session's requests within the `async with` block. Yields its key. Waits for a free session."""
         async with self._room:
             key = f"roll-{secrets.token_urlsafe(32)}"
             self._open[key] = _Open(session)
@@ -205,9 +201,7 @@ class Gateway:
         return await _streamed(request, asking, lambda answer: map(_event, response_events(answer, model, body)))
 
     async def _kept(self, opened: _Open, asked: AgentRequest, identity: str, body: Mapping[str, Any]) -> PolicyAnswer:
-        """Return the answer, and keep its conversation, so that another request can continue it by the response's
-        id.
-        """
+        """Return the answer, and keep its conversation, so that a request can continue it by the response's id."""
         answer = await opened.session.answer(asked, identity)
         opened.conversations[f"resp_{answer.identity}"] = [
             *request_conversation(body, opened.conversations),
@@ -239,9 +233,7 @@ OPENED = web.RequestKey("opened", _Open)
 
 
 async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
-    """Return (the body of a request, a digest that is equal for retries). Raises Refused if the body is late or not a
-    JSON object.
-    """
+    """Return (a request's body, a digest that is equal for retries). Raises Refused if it is late or no JSON object."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = json.loads(await request.read())

@@ -349,9 +349,7 @@ class AgentSession:
         return self._answer(message, finish_of(completion, message), len(opening.context), len(completion.token_ids))
 
     def _why(self, completion: Completion, most: int, room: int) -> StopReason:
-        """Return why the episode ends if this is its last answer. An answer cut at the agent's own `max_tokens` counts
-        as complete.
-        """
+        """Return why the episode ends if this is its last answer. A cut at the agent's `max_tokens` is complete."""
         if completion.finish_reason is not FinishReason.LENGTH or most < min(room, self._sampling.max_new_tokens):
             return StopReason.COMPLETED
         return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
@@ -377,9 +375,7 @@ class AgentSession:
         return PolicyAnswer(uuid.uuid4().hex, int(self._clock()), message, finish, prompt_tokens, completion_tokens)
 
     def _outward(self, parsed: Parsed, stop: Sequence[str]) -> Message:
-        """Return the message for the agent: calls have new ids, malformed calls become text, and the text ends before a
-        stop string.
-        """
+        """Return the message for the agent: new call ids, malformed calls as text, text up to a stop string."""
         content = "\n".join(part for part in (parsed.message.get("content") or "", *parsed.malformed) if part)
         ends = [at for text in stop if (at := content.find(text)) >= 0]
         message: dict[str, Any] = {**parsed.message, "content": content[: min(ends, default=None)]}

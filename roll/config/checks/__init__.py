@@ -1,3 +1,1 @@
-"""Checks that keys which the schema accepts individually also fit together. Imports none of the libraries that the keys
-configure.
-"""
+"""Checks that keys which are accepted individually also fit together. Imports none of the libraries they configure."""

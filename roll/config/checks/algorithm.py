@@ -57,9 +57,7 @@ def method_faults(config: Config) -> Iterator[Fault]:
 
 
 def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield a fault if generation runs ahead of training and the loss would treat tokens of an older policy as
-    on-policy.
-    """
+    """Yield a fault if generation runs ahead of training and the loss would treat older tokens as on-policy."""
     if not config.async_generation_ratio:
         return
     problems, changes = [], []
@@ -84,17 +82,13 @@ def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
 
 
 K3_ERROR = 0.54
-"""Relative error of the expected gradient of k3 as a loss: median over random policies with a KL of 0.7 nats
-(docs/algorithms.md).
-"""
+"""Relative error of the expected gradient of k3 as a loss: median of random policies, KL 0.7 (docs/algorithms.md)."""
 SWITCHES = {"dual_clip_loss"}
 """Keys that may be set to false with any loss."""
 
 
 def loss_faults(config: RlvrConfig) -> list[Fault]:
-    """Return a fault for each contradiction among `policy_loss`, `behaviour_log_probs`, `mismatch_correction` and the
-    sampling.
-    """
+    """Return contradictions among `policy_loss`, `behaviour_log_probs`, `mismatch_correction` and sampling."""
     return [
         *_own_keys(config),
         *_without_ratio(config),
@@ -126,9 +120,7 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield a fault if the loss has one gradient for all tokens of a sequence, but another key gives each token its own
-    credit.
-    """
+    """Yield a fault if the loss has one gradient for all tokens of a sequence, but a key credits each token."""
     loss, estimator = config.policy_loss, config.adv_estimator
     if loss.traits.carries_token_credit:
         return
@@ -284,9 +276,7 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
 
 
 def _kl_gradient(config: RlvrConfig) -> Iterator[str]:
-    """Yield warnings about KL estimators whose gradient, when used as a loss, is not the gradient of the KL
-    divergence.
-    """
+    """Yield warnings about KL estimators whose gradient, as a loss, is not the gradient of the KL divergence."""
     if not config.use_kl_loss:
         return
     if not weighs_kl(config):
@@ -390,9 +380,7 @@ def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield a fault for each key that conflicts with `normalise: group`, which makes the mean reward of every group
-    0.
-    """
+    """Yield a fault for each key that conflicts with `normalise: group`, which makes every group's mean reward 0."""
     traits = config.adv_estimator.traits
     reasons = {
         "num_return_sequences_in_group is 1: every reward would be 0": config.num_return_sequences_in_group == 1,
@@ -469,9 +457,7 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _estimators(wanted: Callable[[EstimatorTraits], bool]) -> str:
-    """Return the names of the built-in estimators whose traits satisfy `wanted`. Estimators that credit turns come
-    last.
-    """
+    """Return the names of built-in estimators whose traits satisfy `wanted`. Those that credit turns come last."""
     found = [method for method in ESTIMATORS.values() if wanted(method.traits)]
     return ", ".join(method.name for method in sorted(found, key=lambda method: method.traits.needs_turns))
 

@@ -329,9 +329,7 @@ def environment_warnings(config: RlvrConfig) -> Iterator[str]:
 
 
 def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield faults of filters that have no bound, a bound that their type does not read, bounds that drop every group,
-    or groups of one.
-    """
+    """Yield faults of filters without a bound, with one that is not read, that drop all groups, or of groups of one."""
     for domain, reward in config.rewards.items():
         query_filter = reward.query_filter_config
         if query_filter is None:
@@ -355,9 +353,7 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def _zero_means(query_filter: QueryFilterConfig, reward: RewardConfig, place: str) -> Iterator[Fault]:
-    """Yield a fault if no group can pass the filter, because `normalise: group` makes its mean 0 and bounds its
-    standard deviation.
-    """
+    """Yield a fault if no group can pass the filter: `normalise: group` makes its mean 0 and bounds its deviation."""
     if reward.normalise != "group":
         return
     bounds, normalised = query_filter.filter_args, f"rewards.{place.split('.')[1]}.normalise is 'group'"

@@ -28,9 +28,7 @@ from roll.registry import nearest
 
 
 def determinism_faults(config: Config) -> Iterator[Fault]:
-    """Yield a fault for each role with compiled layers: they choose kernels by measured speed, so rounding may differ
-    between runs.
-    """
+    """Yield a fault for each role with compiled layers: their kernels are chosen by speed, so rounding may differ."""
     for name, role in model_roles(config).items() if config.deterministic else ():
         wish = role.model_args.compile_layers
         if not role.strategy_args.traits.own_kernels and (wish is True or wish == "auto" and role.device_mapping):

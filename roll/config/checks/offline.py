@@ -150,9 +150,7 @@ def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Faul
 
 
 def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
-    """Yield a fault for each contradiction among the keys that these pipelines share, and among the keys of each
-    pipeline.
-    """
+    """Yield a fault for each contradiction among the keys that these pipelines share, and those of each pipeline."""
     yield from _held_out(config)
     if isinstance(config, SftConfig):
         columns = config.sft_train.data_args

@@ -1,3 +1,1 @@
-"""Values derived from the configuration: ranks, batch sizes, ratios, corrections, shapes of models. Each is computed in
-one place.
-"""
+"""Values derived from the configuration, each in one place: ranks, batch sizes, ratios, shapes of models."""

@@ -225,7 +225,5 @@ def _held_out_sampling(config: RlvrConfig) -> dict[str, GeneratingConfig]:
 
 
 def age_limit(ratio: float, batches: int) -> int:
-    """Return the largest number of steps between drawing and using a group, for a `rollout_window` of `batches`
-    batches.
-    """
+    """Return the largest number of steps between drawing and using a group, for a window of `batches` batches."""
     return math.ceil(ratio) + batches - 1

@@ -29,9 +29,7 @@ def own_tasks(config: RlvrConfig) -> dict[str, int]:
 
 
 def environment_of(domain: str, section: EnvironmentConfig) -> str:
-    """Return the name of a domain's environment: the given one, else the domain's name, or `TOOL_USE` if it only has
-    tools or an agent.
-    """
+    """Return a domain's environment: the given one, its own name, or `TOOL_USE` with only tools or an agent."""
     if section.environment is not None:
         return section.environment
     has_tools = section.tools or section.mcp or section.agent
@@ -56,9 +54,7 @@ def named_rewards(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
 
 
 def sandbox_faults(rewards: Mapping[str, RewardConfig]) -> Iterator[Fault]:
-    """Yield faults of domains whose timeout is not above the time limit of their sandbox: a sleeping program would get
-    no verdict.
-    """
+    """Yield faults of domains whose timeout is not above their sandbox's time limit: a sleeper would get no verdict."""
     for domain, section in rewards.items():
         whole = {f"rewards.{domain}": (section.reward or domain, section.reward_args)}
         parts = {

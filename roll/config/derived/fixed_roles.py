@@ -76,9 +76,7 @@ def judge_sampling(reward: RewardConfig) -> JudgeSamplingConfig:
 
 
 def judge_context(config: RlvrConfig, reward: RewardConfig, positions: int | None) -> int:
-    """Return the context length of a judge in tokens, for its prompt and its answer. It is at most `positions`, the
-    limit of the model.
-    """
+    """Return the context length of a judge in tokens, for prompt and answer: at most `positions`, its model's limit."""
     judged = config.sequence_length or config.prompt_length + config.response_length
     room = judged + TEMPLATE_TOKENS + judge_sampling(reward).max_new_tokens
     return min(room, positions) if positions else room

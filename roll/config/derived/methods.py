@@ -52,9 +52,7 @@ RatioSource = Literal["engine", "trainer", "on_policy"]
 
 
 def ratio_source(config: RlvrConfig) -> RatioSource:
-    """Return `behaviour_log_probs`. By default, it is `engine`, or `trainer` if the engine samples from a truncated
-    distribution.
-    """
+    """Return `behaviour_log_probs`: by default `engine`, or `trainer` if sampling truncates the distribution."""
     if config.behaviour_log_probs is not None:
         return config.behaviour_log_probs
     return "trainer" if truncations(config.actor_infer.generating_args) else "engine"

@@ -42,9 +42,7 @@ class Experts:
     """Whether `all-linear` of PEFT adapts the routed experts and the router."""
 
     def adapted(self, hidden: int) -> int:
-        """Return the number of parameters of a rank-1 `all-linear` adapter on one layer's experts (routed and shared),
-        router and gate.
-        """
+        """Return the number of parameters of a rank-1 `all-linear` adapter on a layer's experts, router and gate."""
         routed = self.count * (2 * (hidden + 2 * self.size) + self.size + hidden)
         shared = 3 * (hidden + self.shared_size) if self.shared_size else 0
         return (routed + hidden + self.count) * self.are_adapted + shared + (hidden + 1) * self.has_shared_gate
@@ -83,9 +81,7 @@ class DeltaLayers:
         }
 
     def parameters(self, hidden: int) -> int:
-        """Return the number of parameters of one gated-delta layer: linear layers, convolution, decay, time-step bias
-        and norm.
-        """
+        """Return the parameters of a gated-delta layer: linear layers, convolution, decay, time-step bias, norm."""
         linears = sum(rows * columns for rows, columns in self.linears(hidden).values())
         return linears + self.mixed * self.kernel + 2 * self.value_heads + self.value_dim
 
@@ -119,15 +115,11 @@ class ModelShape:
     gated_attention: bool = False
     """Whether the query projection also computes a gate that scales the output of attention."""
     latent_attention: bool = False
-    """Whether keys and values are compressed to a latent vector, as in DeepSeek-V2 and later. `head_dim` is then not
-    used.
-    """
+    """Whether keys and values are compressed to a latent vector, as in DeepSeek-V2. `head_dim` is then not used."""
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Return the input and output width of each kind of linear layer, by name: attention, dense MLP and gated-delta
-        layers.
-        """
+        """Return the widths (input, output) of linear layers by name: attention, dense MLP, gated-delta layers."""
         hidden, inner = self.hidden_size, self.intermediate_size
         attention = self.attention_linears | ({} if self.delta is None else self.delta.linears(hidden))
         return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
@@ -161,16 +153,12 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures of experts, and the text
-        model of Qwen3.5.
-        """
+        """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures, and Qwen3.5's text model."""
         return self._parameters(self.experts.count if self.experts else 0)
 
     @property
     def active_parameters(self) -> int:
-        """Return the number of parameters that the forward pass of a token uses, which includes only the experts of the
-        token.
-        """
+        """Return the number of parameters in the forward pass of a token, with only the experts of the token."""
         return self._parameters(self.experts.per_token if self.experts else 0)
 
     def _parameters(self, experts: int) -> int:
@@ -199,9 +187,7 @@ class ModelShape:
 
     @property
     def widest_mlp(self) -> int:
-        """Return the largest intermediate width of a layer's MLP: that of a dense layer, or the sum over the experts of
-        a token.
-        """
+        """Return the largest intermediate width of a layer's MLP: a dense layer's, or the sum of a token's experts."""
         sparse = self.experts.per_token * self.experts.size + self.experts.shared_size if self.experts else 0
         return max(sparse, self.intermediate_size if self.dense_layers else 0)
 
@@ -219,9 +205,7 @@ class ModelShape:
 
     @property
     def attention_cost(self) -> float:
-        """Return c in the cost of a causal sequence, length + c length². The unit is the cost of one token without
-        attention.
-        """
+        """Return c in the cost of a causal sequence, length + c length², in units of one token without attention."""
         return self.attending_flops / 2 / (2 * self.active_parameters)
 
     def kv_bytes(self, width: int, ranks: int) -> int:
@@ -262,9 +246,7 @@ class ModelShape:
 
 
 def uneven_layers(shape: ModelShape | None, size: int) -> str | None:
-    """Return why a model's layers cannot be split evenly over `size` ranks, or None if they can or if the shape is
-    unknown.
-    """
+    """Return why a model's layers cannot be split evenly over `size` ranks; None if they can or are unknown."""
     if shape is None:
         return None
     if shape.delta:
@@ -340,9 +322,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
-    """Return the gated-delta layers in the values of a config.json, or None if there are none. Defaults are those of
-    transformers.
-    """
+    """Return the gated-delta layers of a config.json's values, or None without any. Defaults are transformers'."""
     layers, every = values["num_hidden_layers"], values.get("full_attention_interval") or 4
     kinds = values.get("layer_types") or [
         LINEAR if (layer + 1) % every else "full_attention" for layer in range(layers)
@@ -382,9 +362,7 @@ def is_seeing_hybrid(model_type: object) -> bool:
 
 
 def config_file(model: str) -> Path | None:
-    """Return the config.json of a model folder, or of a Hub name in the local cache or the shipped shapes, or None if
-    there is none.
-    """
+    """Return the config.json of a folder, or of a Hub name in the local cache or the shipped shapes; or None."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder / "config.json"

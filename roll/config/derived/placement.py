@@ -54,9 +54,7 @@ class RolePlan:
 
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
-    """Return the roles with a model, by name: in the order of the schema, then `teachers.<name>` and
-    `rewards.<domain>`.
-    """
+    """Return the roles with a model, by name: in the schema's order, then `teachers.<name>`, `rewards.<domain>`."""
     roles = {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
     return {**roles, **domain_teachers(config), **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
 
@@ -67,9 +65,7 @@ def judging_roles(roles: Iterable[str]) -> list[str]:
 
 
 def judged_in_turn(config: RlvrConfig) -> frozenset[str]:
-    """Return the reward roles that take turns on devices with other roles. They score only after all responses are
-    generated.
-    """
+    """Return the reward roles that share devices with other roles in turns. They score after all generation."""
     devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
     sharing = {
         name

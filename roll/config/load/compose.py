@@ -119,9 +119,7 @@ def launcher_fault(environment: Mapping[str, str], argv: Sequence[str]) -> Fault
 
 
 def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
-    """Yield faults of launchers and sweepers other than Hydra's basic ones. `hydra` is Hydra's node of the composed
-    configuration.
-    """
+    """Yield faults of launchers and sweepers other than Hydra's basic ones, by Hydra's node of the configuration."""
     for kind, (works, why, remedy) in HYDRA_PLUGINS.items():
         chosen = hydra[kind].get("_target_")
         if chosen != works:
@@ -129,9 +127,7 @@ def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
 
 
 def missing_plugin(problem: str) -> Fault | None:
-    """Return the fault of a plugin that Hydra does not find, or None if Hydra's message `problem` is about something
-    else.
-    """
+    """Return the fault of a plugin that Hydra does not find; None if its message `problem` is about something else."""
     for kind, (_, why, remedy) in HYDRA_PLUGINS.items():
         if f"hydra/{kind}/" in problem:
             return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy)

@@ -1,6 +1,4 @@
-"""Environment variables of workers: from `system_envs`, and from `.deepspeed_env` in the folders where DeepSpeed's
-launcher looks.
-"""
+"""Environment variables of workers: from `system_envs`, and from the `.deepspeed_env` of DeepSpeed's launcher."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 
 
 def env_files() -> list[Path]:
-    """Return the possible paths of `.deepspeed_env`. The last, in the working directory, takes precedence over that in
-    the home folder.
-    """
+    """Return the possible paths of `.deepspeed_env`. The working directory's, the last, precedes the home folder's."""
     return [Path.home() / NAME, Path.cwd() / NAME]
 
 
@@ -103,9 +99,7 @@ def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping
 
 
 def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
-    """Return the secrets that no file of the run may contain: from the configuration, from `variables`, and the API
-    keys of judges.
-    """
+    """Return the secrets that no file of the run may contain: the configuration's, `variables`, judges' keys."""
     rewards = config.rewards.values() if isinstance(config, RlvrConfig) else ()
     judges = [
         {"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env

@@ -41,9 +41,7 @@ DEEPEST = 50
 """Largest depth of nested blocks and lists."""
 FLATTEN = "nest blocks and lists less deeply"
 UNUSABLE = re.compile("[\x00\ud800-\udfff]")
-"""Characters that are refused everywhere: NUL, and lone surrogates, by which Python represents bytes that are not
-UTF-8.
-"""
+"""Characters that are refused everywhere: NUL, and lone surrogates, Python's form of bytes that are not UTF-8."""
 
 
 class ConfigWarning(UserWarning):

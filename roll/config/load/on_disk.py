@@ -35,9 +35,7 @@ class DiskFacts:
 
     faults: list[Fault] = field(default_factory=list)
     missing: list[Fault] = field(default_factory=list)
-    """Models, data, packages, and templates and API keys of judges that are not on this machine: warnings in a dry run,
-    else faults.
-    """
+    """Models, data, packages, templates and API keys that this machine lacks: warnings in a dry run, else faults."""
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
@@ -152,9 +150,7 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
 
 
 def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> list[str]:
-    """Return a note on the roles that run a hybrid model without kernels for packed sequences, or nothing if there are
-    none.
-    """
+    """Return a note on the roles that run a hybrid without kernels for packed sequences; nothing without any."""
     missing = find_spec("fla") is None
     packed = [
         (name, role) for name, role in model_roles(config).items() if name in shapes and not generates(name, role)

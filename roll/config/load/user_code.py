@@ -111,9 +111,7 @@ def user_parts(values: Mapping[str, Any]) -> Iterator[UserPart]:
 def _reward(
     name: str, block: Mapping[str, Any], place: tuple[str, ...], environment: dict[str, str], concurrency: int
 ) -> UserPart:
-    """Return a reward as a part. Its name is a path if it is the user's, or if it is built-in and has arguments to
-    check.
-    """
+    """Return a reward as a part. Its name is a path if it is the user's, or a built-in with arguments to check."""
     named, arguments = block.get("reward") or name, _block(block.get("reward_args"))
     if arguments and named in known_rewards():
         named = f"roll.rewards.functions.{named}:{named}"
@@ -196,9 +194,7 @@ class PartRefused(Exception):
 
 
 def main(parent: int) -> None:
-    """Read the parts from stdin, and write one line of JSON for each to stdout. Output of imported modules goes to
-    stderr.
-    """
+    """Read the parts from stdin, and write a line of JSON for each to stdout. Imported modules write to stderr."""
     die_with(parent)
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
@@ -371,9 +367,7 @@ def _traits(part: UserPart, kind: MethodKey, entry: Any) -> dict[str, Any]:
 
 
 def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
-    """Yield the faults of the part's arguments. They are checked within the blocks around them, so that the faults have
-    full key paths.
-    """
+    """Yield the faults of the part's arguments, checked within the blocks around them to have full key paths."""
     block, *above = reversed(part.arguments_place)
     root, values = create_model("Block", **{block: (keys, ...)}), {block: part.arguments}  # type: ignore[call-overload]
     for name, blocks in zip(above[::2], above[1::2], strict=True):

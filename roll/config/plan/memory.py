@@ -53,9 +53,7 @@ class RoleMemory:
 
 
 def head_tokens(vocabulary: int) -> int:
-    """Return the number of tokens whose logits are computed at a time: a multiple of 128, so that the matrix product
-    has whole tiles.
-    """
+    """Return the number of tokens whose logits are computed at a time: a multiple of 128, for whole tiles."""
     return max(128, LOGITS // vocabulary // 128 * 128)
 
 
@@ -130,9 +128,7 @@ def _training_states(
 
 
 def secondary(zero: ZeroMemory, held: int) -> int:
-    """Return the number of weights in a rank's shard of the secondary copy, which is sharded over the ranks of a host
-    (ZeRO++, hpZ).
-    """
+    """Return a rank's number of weights in the secondary copy, sharded over a host's ranks (ZeRO++, hpZ)."""
     return held // zero.secondary_ranks if zero.secondary_ranks > 1 else 0
 
 
@@ -146,9 +142,7 @@ def host_bytes_unless_offloaded(zero: ZeroMemory, width: int) -> int:
 
 
 def gathered_parameters(zero: ZeroMemory, shape: ModelShape, ranks: int) -> int:
-    """Return the largest number of parameters that stage 3 gathers on a rank at a time: at least those of the embedding
-    or the head.
-    """
+    """Return the most parameters that stage 3 gathers on a rank at a time: at least the embedding's or the head's."""
     if zero.stage < 3 or ranks == 1:
         return 0
     return min(shape.parameters, max(zero.live_parameters, shape.vocab_size * shape.hidden_size))
@@ -182,9 +176,7 @@ def delta_activations(shape: ModelShape) -> int:
 
 
 def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:
-    """Return the bytes of all activations. A checkpointed layer keeps only its input, and one such layer at a time is
-    recomputed.
-    """
+    """Return the bytes of all activations. A checkpointed layer keeps its input, and one is recomputed at a time."""
     layer = layer_activations(shape, tokens, width, compiled)
     kept = (shape.num_hidden_layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
@@ -214,9 +206,7 @@ def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
 
 
 def checkpointed_layers(wish: str | int, layers: int) -> int:
-    """Return the number of layers that `gradient_checkpointing` recomputes at the start. `auto` starts with all
-    layers.
-    """
+    """Return the number of layers that `gradient_checkpointing` recomputes at the start: with `auto`, all."""
     return min(wish, layers) if isinstance(wish, int) else 0 if wish == "none" else layers
 
 
@@ -246,9 +236,7 @@ def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Con
 
 
 def _frozen_requests(config: RlvrConfig, plan: RolePlan) -> int:
-    """Return the number of requests that may be in flight when an engine leaves its devices, 0 in synchronous
-    training.
-    """
+    """Return the number of requests that may be in flight when an engine leaves its devices; 0 if synchronous."""
     if not config.async_generation_ratio:
         return 0
     in_flight = (1 + config.async_generation_ratio) * config.rollout_batch_size * config.num_return_sequences_in_group

@@ -1,6 +1,4 @@
-"""The plan of a checked configuration: roles on devices, batch arithmetic, reference and memory. Only reads the file
-system.
-"""
+"""The plan of a checked configuration: roles on devices, batches, reference and memory. Only reads files."""
 
 from __future__ import annotations
 

@@ -68,9 +68,7 @@ SHOWN_AS_RANKS = ("device_mapping", "world_size", "strategy_args.strategy_name")
 """Keys of a role in the plan's first table."""
 NONE = "none"
 SAYS_WITHOUT = ("lora_target", "offload_optimizer", "offload_param")
-"""Keys that are shown even if they are not set, because `none` is informative: all weights are trained, nothing is
-offloaded.
-"""
+"""Keys that are shown even if not set, because `none` is informative: all weights train, nothing is offloaded."""
 ENGINE_KEYS = "strategy_args.strategy_config."
 """Part of a key path that is not shown, because the keys in these blocks are unique without it."""
 
@@ -157,13 +155,9 @@ class Phase:
     """One phase of a step on a device."""
 
     name: str
-    """`generation`, `judging`, `training`, `weight sync`, or the name of the active role; `all at once` if no roles
-    take turns.
-    """
+    """`generation`, `judging`, `training`, `weight sync`, or the active role; `all at once` without turns."""
     held: int
-    """Bytes in use. An engine counts only with its weights and the KV cache of one sequence, not with all memory that
-    it reserves.
-    """
+    """Bytes in use. An engine counts with its weights and one sequence's KV cache, not with all that it reserves."""
     reserved_fraction: float | None = None
     """Fraction of the device that an active engine reserves for weights and KV cache together."""
 
@@ -248,9 +242,7 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
 
 
 def steps_text(config: Config) -> str:
-    """Return the length of the run, in epochs if it follows the data: a plan does not read the rows, so the number of
-    steps is unknown.
-    """
+    """Return the length of the run, in epochs if it follows the data, whose number of rows a plan does not know."""
     if isinstance(config, RlvrConfig):
         return f"{config.max_steps} steps"
     epochs = row_learner(config)[1].training_args.num_train_epochs
@@ -397,9 +389,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def device_lines(plan: Plan) -> list[str]:
-    """Return a line for each group of devices with the same memory, with the memory in each phase if roles take
-    turns.
-    """
+    """Return a line for each group of devices with equal memory, with that of each phase if roles take turns."""
     groups: dict[tuple[Phase, ...], list[int]] = {}
     for device in plan.devices:
         groups.setdefault(tuple(phases(plan, device)), []).append(device)

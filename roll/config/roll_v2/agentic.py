@@ -39,9 +39,7 @@ ALL_GROUPS = "roll.pipeline.agentic.agentic_pipeline.GroupFilter"
 OWN_MANAGER = "roll.pipeline.agentic.environment_worker.EnvironmentWorker"
 TEMPLATES = ("agent_system_template", "agent_template")
 METHODS = {"mean_std": ("mean", "std"), "asym_clip": ("mean", "std"), "mean": ("mean",), "identity": ()}
-"""Values of `reward_normalization.method`, with the statistics by which they normalise. ROLL v0.2.1 computes `mean_std`
-for `asym_clip`.
-"""
+"""Values of `reward_normalization.method`, with their statistics. ROLL v0.2.1 computes `mean_std` for `asym_clip`."""
 UNSCALED = ("global_scale_factor", "global_shift_value")
 """Keys of `reward_normalization` that ROLL v0.2.1 itself never reads."""
 NORMS = ("grouping", "method", "norm_mean_type", "norm_std_type")
@@ -105,9 +103,7 @@ class Agentic:
         return None
 
     def _unmanaged(self, name: str, manager: Mapping[str, Any]) -> None:
-        """Report each key of a manager that is not read. A class or a proxy of the user's own is a fault: it decides
-        what is trained on.
-        """
+        """Report managers' keys that are not read. A user's class or proxy is a fault: it decides what is trained."""
         proxy, given = (
             manager.get("llm_proxy") or {},
             {key: value for key, value in manager.items() if value is not None},
@@ -194,9 +190,7 @@ class Agentic:
         return own
 
     def _penalised(self, where: str, kind: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `env_config` with the whole reward of an unreadable action: ROLL's penalty, 0 if not set, plus that of
-        an idle step.
-        """
+        """Return `env_config` with the reward of an unreadable action: ROLL's penalty (or 0) plus an idle step's."""
         penalty = own.get("format_penalty", 0.0)
         if not isinstance(penalty, int | float):
             return dict(own)
@@ -301,9 +295,7 @@ class Agentic:
         return [(tag, count) for tag, count in zip(tags, counts, strict=True) if isinstance(count, int) and count > 0]
 
     def _sampling(self, train: Mapping[str, Any], val: Mapping[str, Any]) -> None:
-        """Set the sampling of training and validation: by `actor_infer` for both if it has any, as in ROLL, else by
-        each manager.
-        """
+        """Set the sampling of training and validation: by `actor_infer` for both if it has any, else by manager."""
         infer = self._values.setdefault("actor_infer", {})
         if not isinstance(infer, dict):
             return
@@ -328,9 +320,7 @@ class Agentic:
                 )
 
     def _sampled(self, name: str, given: Any) -> dict[str, Any] | None:
-        """Return ROLL's sampling of episodes: without `num_return_sequences`, and with turns of at most
-        `response_length` tokens.
-        """
+        """Return ROLL's sampling of episodes: no `num_return_sequences`, turns of at most `response_length` tokens."""
         if not isinstance(given, dict):
             return None
         read, turn = dict(given), self._values.get("response_length")

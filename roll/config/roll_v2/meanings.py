@@ -28,9 +28,7 @@ OWN_NUMBERS: Mapping[str, int] = {
     "<role>.training_args.per_device_train_batch_size": 8,
     "<role>.training_args.gradient_accumulation_steps": 1,
 }
-"""Defaults of ROLL that say how many responses and updates a step has. A file of ROLL keeps them, whatever
-`roll_defaults` says.
-"""
+"""ROLL's defaults of the responses and updates of a step. A file of ROLL keeps them, whatever `roll_defaults` says."""
 
 Place = tuple[str, ...]
 
@@ -41,9 +39,7 @@ def is_of_roll(done: Translation) -> bool:
 
 
 def settle_defaults(done: Translation) -> None:
-    """Warn about defaults that differ if the file is one of ROLL's, or apply ROLL's defaults if `roll_defaults` is
-    true.
-    """
+    """Warn about defaults that differ if the file is ROLL's, or apply ROLL's if `roll_defaults` is true."""
     takes = done.values.get(SWITCH) is True
     if not is_of_roll(done):
         return
@@ -70,9 +66,7 @@ def settle_defaults(done: Translation) -> None:
 
 
 def _keep_numbers(done: Translation) -> None:
-    """Set the numbers of `OWN_NUMBERS` that a file of ROLL leaves out, and say so. With `updates_per_step`, an update's
-    size is given.
-    """
+    """Set the `OWN_NUMBERS` that a file of ROLL leaves out, and say so. `updates_per_step` gives an update's size."""
     by_updates = "updates_per_step" in done.values
     missing = {
         place: value
@@ -183,9 +177,7 @@ def settle_meanings(done: Translation) -> None:
 
 
 def _by_domain(done: Translation) -> None:
-    """Read the scope `batch` as `domain` if there are several: ROLL normalises and whitens each domain of a step
-    separately.
-    """
+    """Read the scope `batch` as `domain` if there are several: ROLL normalises and whitens each one separately."""
     values = done.values
     if not isinstance(rewards := values.get("rewards"), dict) or len(rewards) < 2:
         return
@@ -259,9 +251,7 @@ def _clip_range(done: Translation) -> None:
 
 
 def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
-    """Yield, for each role trained by Megatron on several GPUs for one replica, the size of ROLL's update: with
-    DeepSpeed it would grow.
-    """
+    """Yield ROLL's update size of each role that Megatron trains on several GPUs as one replica: else it would grow."""
     for role in TRAINED:
         block = values.get(role)
         strategy = block.get("strategy_args") if isinstance(block, dict) else None
@@ -290,9 +280,7 @@ def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _count(devices: Any) -> int:
-    """Return the number of devices of a `device_mapping`, 0 if there is none. Another place reports one that cannot be
-    read.
-    """
+    """Return the number of devices of a `device_mapping`; 0 without one, or with one that cannot be read."""
     try:
         return len(parse_devices(devices)) if isinstance(devices, str) else len(devices or ())
     except (ValueError, TypeError):

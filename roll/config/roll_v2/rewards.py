@@ -14,9 +14,7 @@ from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.errors import Fault
 
 NEUTRAL = {"infer_batch_size": 1}
-"""Values with which these keys are ignored without a warning; null if not listed. A resolved configuration of ROLL
-contains every key.
-"""
+"""Values with which keys are ignored silently; null if not listed. A resolved configuration has every key."""
 AS_A_ROLE = ("model_args", "generating_args", "strategy_args", "device_mapping", "infer_batch_size")
 """Keys that a domain with a model has in common with a role."""
 STAND_IN = "actor_infer"
@@ -132,9 +130,7 @@ def translate_reward_functions(rewards: Any) -> list[str]:
 
 
 def judge_as_roll(reward: str, block: dict[str, Any]) -> list[str]:
-    """Add to a domain the arguments with which its reward judges as ROLL does, unless they are set. Return what to warn
-    of.
-    """
+    """Add to a domain the arguments with which its reward judges as ROLL does, unless set. Return warnings."""
     is_remote = bool(block.get(CODE_URL)) and not block.get(USE_LOCAL)
     meanings = {
         "code_sandbox": {"pays": "all", "tolerance": 1e-5, "block": "last" if is_remote else "first"},

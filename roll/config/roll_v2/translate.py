@@ -81,9 +81,7 @@ class Translation:
     roll_keys: list[str] = field(default_factory=list)
     """Patterns of the keys in the file that exist in ROLL but not in roll."""
     is_whole: bool = True
-    """False if a value that others depend on could not be translated, so that further checks would report faults that
-    do not exist.
-    """
+    """False if a value that others depend on was not translated, so that further checks would report false faults."""
 
     def warn(self, warning: str) -> None:
         """Add a warning."""
@@ -310,9 +308,7 @@ def _global_template(done: Translation) -> None:
 
 
 def _unread_by_variant(done: Translation) -> None:
-    """Drop root keys that ROLL's files set for every variant of the policy loss, if the chosen variant does not read
-    them.
-    """
+    """Drop root keys that ROLL's files set for every variant of the policy loss, if the chosen one reads none."""
     for place, block in _matches(done.values, ("actor_train", "pg_variant")):
         variant = block[place[-1]]
         for key in UNREAD.get(variant, ()) if isinstance(variant, str) else ():
@@ -324,9 +320,7 @@ def _unread_by_variant(done: Translation) -> None:
 
 
 def _worker_classes(done: Translation) -> None:
-    """Drop the classes of roles that roll has counterparts for. Any other class is a fault: roll would train with
-    another loss.
-    """
+    """Drop classes of roles that roll has counterparts for. Others are faults: roll would train another loss."""
     for place, block in _matches(done.values, (ROLE, "worker_cls")):
         role, given = place[0], str(block.pop("worker_cls"))
         done.roll_keys.append("<role>.worker_cls")
@@ -390,9 +384,7 @@ def _top_k(done: Translation) -> None:
 
 
 def _ulysses(done: Translation) -> None:
-    """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Drop it from roles that only score or
-    generate.
-    """
+    """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Drop it where nothing is trained."""
     for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
         value, strategy = block.pop(place[-1]), done.values[place[0]].get("strategy_args")
         if isinstance(strategy, dict) and strategy.get("strategy_name") == "deepspeed_train":
@@ -487,9 +479,7 @@ def _tracker_kwargs(done: Translation) -> None:
 
 
 def _strategies(done: Translation) -> None:
-    """Read `strategy_config: ~` of hf_infer and vllm as the defaults, and `dtype` in `strategy_config` as the role's
-    `model_args.dtype`.
-    """
+    """Read `strategy_config: ~` of hf_infer and vllm as the defaults, its `dtype` as the role's `model_args.dtype`."""
     for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
         if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
             del block["strategy_config"]

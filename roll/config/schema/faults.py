@@ -140,9 +140,7 @@ def _elsewhere(place: Sequence[str | int], root: type[BaseModel], values: Mappin
 
 
 def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> Fault | None:
-    """Return a fault if `strategy_name` was overridden, but `strategy_config` still holds keys of the file's strategy,
-    else None.
-    """
+    """Return a fault if `strategy_name` was overridden, but `strategy_config` has keys of the file's; else None."""
     role = section_at(root, place[:1], values) if len(place) == 4 and place[2] == "strategy_config" else None
     if role is None:
         return None
@@ -194,9 +192,7 @@ def printable_at(place: Sequence[str | int], value: Any) -> str:
 
 
 def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:
-    """Return pydantic's location without the tags of unions: only steps that exist in `values`, and the name of a
-    missing key.
-    """
+    """Return pydantic's location without tags of unions: steps that exist in `values`, and a missing key's name."""
     place: list[str | int] = []
     last = len(detail["loc"]) - 1
     for index, step in enumerate(detail["loc"]):

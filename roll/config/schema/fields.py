@@ -39,9 +39,7 @@ def union_members(annotation: object) -> tuple[object, ...]:
 
 
 def blocks_of(annotation: object) -> tuple[tuple[type[BaseModel], bool], ...]:
-    """Return the blocks in a type. Each comes with a flag that is true if the block is a value of a mapping (`dict[str,
-    Block]`).
-    """
+    """Return the blocks in a type, each with whether it is a value of a mapping (`dict[str, Block]`)."""
     found: list[tuple[type[BaseModel], bool]] = []
     for part in union_members(annotation):
         if isinstance(part, type) and issubclass(part, BaseModel):

@@ -137,15 +137,11 @@ VARIABLES_WITHOUT_EFFECT: Mapping[str, str] = _TABLES["variables"]
 """Environment variables of other programs that roll does not read, with their replacements in roll."""
 
 VARIABLES: list[str] = _ROLL["variables"]
-"""Root keys that ROLL's files use as variables in `${...}`. An unused one is accepted in a file, but refused on the
-command line.
-"""
+"""Root keys that ROLL's files use as variables in `${...}`. Unused ones are refused on the command line only."""
 IGNORED: Mapping[str, str] = _ROLL["ignored"]
 """Keys that do not affect the result of training, with replacements, by key path."""
 REFUSED: Mapping[str, str] = _ROLL["refused"]
-"""Keys that affect the result of training, so that ignoring them would be wrong: they are faults. With replacements, by
-key path.
-"""
+"""Keys that affect the result of training: faults, with replacements, by key path."""
 HOLDS: Mapping[str, bool | int | str] = _ROLL["holds"]
 """Values for which ROLL does what roll always does. A key of `REFUSED` with this value is not a fault."""
 READ_AS: Mapping[str, str] = _ROLL["read_as"]

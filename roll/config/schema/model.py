@@ -140,9 +140,7 @@ class TrainingConfig(StrictConfig):
 
 
 def truths_as_text(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of a chat template that are the text of a truth value. Jinja takes every text but "" as
-    true, also "false".
-    """
+    """Return arguments of a chat template that are the text of a truth value: Jinja takes even "false" as true."""
     return [
         key for key, value in arguments.items() if isinstance(value, str) and value.strip().lower() in ("true", "false")
     ]
@@ -209,9 +207,7 @@ class DataConfig(StrictConfig):
     preprocessing_num_workers: Ranks = Field(1, description="Number of processes that tokenise the rows.")
 
     def rendered_as(self, trained: DataConfig | None) -> DataConfig:
-        """Return these held-out rows with the template's arguments of the training rows, unless they have their own or
-        another template.
-        """
+        """Return these held-out rows with the training rows' arguments of the template, unless they have their own."""
         if trained is None or self.template != trained.template or self.chat_template_kwargs is not None:
             return self
         return self.model_copy(update={"chat_template_kwargs": trained.chat_template_kwargs})

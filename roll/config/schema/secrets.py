@@ -1,6 +1,4 @@
-"""Removes secrets from a configuration and from texts: values of keys that are named like secrets, and passwords in
-URLs.
-"""
+"""Removes secrets from a configuration and texts: values of keys named like secrets, passwords in URLs."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ def is_secret(key: object) -> bool:
 
 
 def redacted(tree: Any) -> Any:
-    """Return a copy of a tree of blocks, lists and values without its secrets. Numbers are kept, such as numbers of
-    tokens.
-    """
+    """Return a copy of a tree of blocks, lists and values without secrets. Numbers, as of tokens, are kept."""
     if isinstance(tree, Mapping):
         return {key: HIDDEN if value and _hides(key, value) else redacted(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

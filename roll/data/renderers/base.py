@@ -14,9 +14,7 @@ class Parsed:
     """A parsed turn of the policy."""
 
     message: Mapping[str, Any]
-    """Message for `Environment.step`: role, content, `tool_calls` with arguments as JSON text, and `reasoning_content`
-    if there is any.
-    """
+    """Message for `Environment.step`: role, content, `tool_calls` (arguments as JSON text), any `reasoning_content`."""
     malformed: Sequence[str] = ()
     """Texts of the tool calls that could not be parsed."""
 

@@ -75,9 +75,7 @@ def _one_call(text: str) -> tuple[Mapping[str, Any] | None, str, str]:
 
 
 def is_call(found: Any) -> bool:
-    """Whether a JSON value is a tool call: an object with a `name` and an object `arguments`, all in text that UTF-8
-    can encode.
-    """
+    """Whether a JSON value is a tool call: an object with a `name` and object `arguments`, in valid UTF-8."""
     if not (
         isinstance(found, dict)
         and isinstance(found.get("name"), str)

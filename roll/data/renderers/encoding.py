@@ -99,9 +99,7 @@ class Encoder:
         return text
 
     def decode_guarded(self, token_ids: Ints | Sequence[int], guard: str) -> str:
-        """Return the text of tokens. Text that looks like a special token but is not that token is broken with
-        `guard`.
-        """
+        """Return the text of tokens. Text that only looks like a special token is broken with `guard`."""
         special = {number: mark for mark, number in self.marks.items()}
         parts: list[str] = []
         run: list[int] = []
@@ -128,9 +126,7 @@ class Encoder:
         return guard, [self.guarded_message(message, guard) for message in messages]
 
     def guarded_message(self, message: Mapping[str, Any], guard: str) -> dict[str, Any]:
-        """Return the message with all its texts guarded. A message of the assistant is returned unchanged: its text is
-        the policy's own.
-        """
+        """Return the message with its texts guarded, unless it is the assistant's: that text is the policy's own."""
         if message["role"] == "assistant":
             return dict(message)
         return {key: value if key == "role" else self._guarded_value(value, guard) for key, value in message.items()}
@@ -166,9 +162,7 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _plain(backend: Tokenizer, added: Mapping[str, int], first: bool) -> Tokenizer:
-    """Return a copy of the tokenizer without added tokens. `first` is whether it encodes the beginning of a
-    sequence.
-    """
+    """Return a copy of the tokenizer without added tokens. `first`: it encodes a sequence's beginning."""
     description = json.loads(backend.to_str())
     description["added_tokens"] = []
     description["post_processor"] = description["truncation"] = description["padding"] = None
@@ -184,9 +178,7 @@ def _plain(backend: Tokenizer, added: Mapping[str, int], first: bool) -> Tokeniz
 
 
 def _not_first(step: dict[str, Any] | None) -> None:
-    """Change a pre-tokenizer in place so that it does not prepend SentencePiece's space, which belongs at the start of
-    a sequence only.
-    """
+    """Change a pre-tokenizer in place not to prepend SentencePiece's space, which belongs at a sequence's start."""
     for inner in (step or {}).get("pretokenizers", ()):
         _not_first(inner)
     if step and step.get("prepend_scheme") == "first":

@@ -155,9 +155,7 @@ class FamilyRenderer:
         return self._encoder.decode(token_ids)
 
     def follows(self) -> bool:
-        """Whether library and template render the trials to the same tokens, and the library can parse the template's
-        tool calls.
-        """
+        """Whether library and template render the trials to the same tokens, and the library parses its tool calls."""
         agreed = 0
         for messages, tools in TRIALS:
             try:
@@ -329,9 +327,7 @@ class TemplateRenderer:
         return ints(ids[1:] if closed else ids)
 
     def parse(self, sampled: Ints, tools: Tools) -> Parsed:
-        """See `ChatRenderer`. A tag that is a special token counts only if the token itself was sampled, not the same
-        text.
-        """
+        """See `ChatRenderer`. A tag that is a special token counts only if that token was sampled, not its text."""
         said = sampled[:-1] if len(sampled) and int(sampled[-1]) in self.stop_token_ids else sampled
         guard = guard_for([self._encoder.decode(said)])
         written = read_turn(self._encoder.decode_guarded(said, guard), self._thinks)
@@ -369,9 +365,7 @@ class TemplateRenderer:
         self._encoder.check(whole)
 
     def _following(self, messages: Messages, tools: Tools) -> tuple[TurnEnd, str, str]:
-        """Return the end of the previous turn, the text from its last token to the start of the next turn, and that
-        text's guard.
-        """
+        """Return the previous turn's end, the text from its last token to the next turn's start, and its guard."""
         guard, guarded = self._encoder.guarded_messages(messages)
         history = _history(guarded)
         ended = self._render_text(history, tools, False)
@@ -395,9 +389,7 @@ class TemplateRenderer:
         raise TemplateFault("it ends a turn of the assistant without a special token")
 
     def _moving(self) -> str | None:
-        """Return why a conversation with a system message cannot be continued; None if it can, or if the template
-        rejects it.
-        """
+        """Return why a conversation with a system message cannot be continued; None if it can, or is rejected."""
         begun = [SYSTEM, ASKED]
         try:
             later = self._render_text([*begun, {"role": "assistant", "content": PROBE}, ASKED], (), True)
@@ -420,9 +412,7 @@ class TemplateRenderer:
 
 
 def _history(messages: Messages) -> list[Mapping[str, Any]]:
-    """Return a conversation that `messages` can follow. It has a tool call for each tool answer at the beginning of
-    `messages`.
-    """
+    """Return a conversation that `messages` can follow, with a tool call for each answer at their beginning."""
     answers: list[Mapping[str, Any]] = []
     for message in messages:
         if message["role"] != "tool":

@@ -143,9 +143,7 @@ TOOLS: Tools = [
 
 
 def calling(calls: Sequence[Mapping[str, Any]], answers: Messages = ()) -> dict[str, Any]:
-    """Return an assistant's message with the given tool calls, with the ids and names in `answers`, if they have
-    any.
-    """
+    """Return an assistant's message with the given tool calls, with the ids and names in `answers`, if any."""
     named = [
         {
             "id": (answers[number].get("tool_call_id") if number < len(answers) else None) or f"call{number:05d}",

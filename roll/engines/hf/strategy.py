@@ -41,9 +41,7 @@ class _Request:
 
 
 class HfReward:
-    """Implements `RewardStrategy`. Requests that arrive during a forward pass are processed together in the next
-    pass.
-    """
+    """Implements `RewardStrategy`. Requests that arrive during a forward pass share the next one."""
 
     def __init__(self, settings: HfRewardSettings, rank: Rank) -> None:
         self._settings, self._rank = settings, rank
@@ -116,9 +114,7 @@ class HfReward:
 
 
 def packed(sequences: Sequence[Ints], token_budget: int) -> Iterator[Sequences]:
-    """Yield micro-batches of at most `token_budget` tokens. A longer sequence gets its own. Each sequence's last token
-    is in the mask.
-    """
+    """Yield micro-batches of at most `token_budget` tokens, or of one longer sequence. Masks mark last tokens."""
     part: list[Ints] = []
     for sequence in sequences:
         if part and sum(map(len, part)) + len(sequence) > token_budget:
@@ -235,9 +231,7 @@ class HfGenerate:
         )
 
     def _ends(self, sampling: Sampling) -> list[int]:
-        """Return the tokens that end a response. With `ignore_eos` they are only those that the request names, as in
-        vLLM.
-        """
+        """Return the tokens that end a response. With `ignore_eos`, those that the request names, as in vLLM."""
         return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._model_ends)})
 
     def _end(self, token_ids: Ints, sampling: Sampling) -> tuple[int, FinishReason]:
@@ -308,9 +302,7 @@ class HfGenerate:
         return None
 
     async def offload(self, discard: bool) -> None:
-        """See `GenerateStrategy`. Keeps all weights even with `discard`, because a sync detects missing weights only at
-        its end.
-        """
+        """See `GenerateStrategy`. Keeps all weights even with `discard`: a sync finds missing ones only at its end."""
         async with self._generates:
             await asyncio.to_thread(
                 self._offload.offload, tensors_in([*self._model.parameters(), *self._model.buffers()])
@@ -328,9 +320,7 @@ class HfGenerate:
 
 
 def model_ends(config: GenerationConfig | None, eos_token_id: Any) -> list[int]:
-    """Return the tokens that end a sequence of the model: the tokenizer's, and those of its generation_config, one or
-    several.
-    """
+    """Return the tokens that end a sequence: the tokenizer's, and its generation_config's, one or several."""
     own = config.eos_token_id if config else None
     several = own if isinstance(own, list) else [own]
     return sorted({number for number in [eos_token_id, *several] if number is not None})

@@ -89,9 +89,7 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
 
 
 def use_fp32_attention(settings: VllmSettings | VllmRewardSettings) -> None:
-    """With fp32 models, stop Triton's attention kernels from rounding operands to tf32. Must be called before an engine
-    starts.
-    """
+    """With fp32 models, stop Triton's attention kernels from rounding to tf32. Call before an engine starts."""
     if settings.model_args.dtype == "fp32":
         os.environ["TRITON_F32_DEFAULT"] = "ieee"
 
@@ -122,9 +120,7 @@ class StepCounts:
             self._preemptions += iteration.num_preempted_reqs
 
     def reset(self, busy_seconds: float, tokens_in_flight: int) -> EngineActivity:
-        """Return the activity since the last call, together with the given values. The numbers of requests are means
-        over engine steps.
-        """
+        """Return the activity since the last call, with the given values. Numbers of requests are means over steps."""
         activity = EngineActivity(
             busy_seconds=busy_seconds,
             generated_tokens=self._generated,
@@ -140,9 +136,7 @@ class StepCounts:
 
 
 def logger_into(counts: StepCounts) -> type[PrometheusStatLogger]:
-    """Return the class of a stat logger that only adds each engine step to `counts`. vLLM creates the instance
-    itself.
-    """
+    """Return the class of a stat logger that only adds each engine step to `counts`. vLLM instantiates it."""
 
     class CountingLogger(PrometheusStatLogger):
         def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
@@ -228,9 +222,7 @@ class VllmGenerate:
     async def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None
     ) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `GenerateStrategy`. Each sample is a separate request. Sample i has the seed `seed + i`, independent of
-        other requests.
-        """
+        """See `GenerateStrategy`. Sample i is a separate request of seed `seed + i`, independent of others."""
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -350,9 +342,7 @@ class VllmGenerate:
         return self._counts.reset(self._may_generate.reset_busy_seconds(), tokens_in_flight(self._engine))
 
     async def cause_of_death(self) -> str | None:
-        """See `GenerateStrategy`. vLLM does not report why its process died, so the message refers to the process's
-        log.
-        """
+        """See `GenerateStrategy`. vLLM does not report why its process died: the message names the log."""
         rank = self._rank
         return f"vLLM's engine process died (logs/{rank.role}-{rank.rank}.log)" if self._engine.errored else None
 
@@ -374,9 +364,7 @@ class VllmGenerate:
         self._asleep, self._discarded_weights = ASLEEP, discard
 
     async def onload(self, whole: bool) -> None:
-        """See `GenerateStrategy`. The weights return first, so that a sync can load them before the KV cache takes its
-        memory.
-        """
+        """See `GenerateStrategy`. The weights return first, so that a sync loads them before the KV cache."""
         await self._wake("weights")
         if whole:
             if self._discarded_weights:
@@ -400,9 +388,7 @@ class VllmGenerate:
 
 
 def completion(sample: CompletionOutput, text: str) -> Completion:
-    """Return vLLM's output of a sample as a `Completion`. The engine labels each token with the version that sampled
-    it.
-    """
+    """Return vLLM's output of a sample as a `Completion`. Each token has the version that sampled it."""
     spans = sample.weight_versions or ()
     versions = np.repeat(
         np.array([int(span.version) for span in spans], np.int32), [span.end - span.start for span in spans]

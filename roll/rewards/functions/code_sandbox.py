@@ -152,9 +152,7 @@ def say_once(package: str) -> None:
 def cases_verdict(
     outcomes: Iterator[Outcome], cases: Cases, until_first: bool, tolerance: float | None = None
 ) -> RewardResult:
-    """Return the result for the outcomes of a program's cases. Outputs are compared with the expected ones here,
-    outside the sandbox.
-    """
+    """Return the result for the outcomes of a program's cases. Outputs are compared here, outside the sandbox."""
     total = len(cases.inputs) or len(cases.tests)
     passed, late, spent, note, uncompiled = 0, 0, 0.0, "", 0.0
     with closing(outcomes):  # type: ignore[type-var]

@@ -26,9 +26,7 @@ RIGHT = 0.5
 
 
 def crossthink_letter(row: Mapping[str, Any]) -> str:
-    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one without a
-    capital letter.
-    """
+    """Return the letter of the right choice. Raises ValueError without a reference answer with a capital letter."""
     letter = CAPITAL.search(ground_truth(row))
     if letter is None:
         raise ValueError(
@@ -50,9 +48,7 @@ def first_capital(text: str, boxed: str | None) -> str | None:
 
 
 CHOICES = {"letter": chosen_letter, "first_capital": first_capital}
-"""How the choice is found, by `choice`. Both are called with the text after the thinking and the content of its last
-box.
-"""
+"""How the choice is found, by `choice`, in the text after the thinking and the content of its last box."""
 
 
 @REWARDS.register("crossthinkqa")

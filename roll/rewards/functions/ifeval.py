@@ -1,6 +1,4 @@
-"""A reward for responses that follow the row's instructions: the checks of IFEval (arXiv 2311.07911), in its strict
-variant.
-"""
+"""A reward for responses that follow the row's instructions, by the strict checks of IFEval (arXiv 2311.07911)."""
 
 from __future__ import annotations
 

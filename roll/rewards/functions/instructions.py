@@ -21,9 +21,7 @@ MONTHS = "jan feb mar apr jun jul aug sep sept oct nov dec"
 ABBREVIATION = re.compile(
     rf"(?:^|[\s(\"'“‘])(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z]|(?i:{'|'.join([*KNOWN.split(), *MONTHS.split()])}))$"
 )
-"""Matches text after which a full stop does not end a sentence: an initial, letters with full stops, a known
-abbreviation.
-"""
+"""Matches text after which a full stop ends no sentence: an initial, letters with stops, an abbreviation."""
 NUMBERED = re.compile(r"(?:^|\n)\s*\d{1,3}$")
 """Matches the number of a list item."""
 
@@ -94,9 +92,7 @@ def verify_keyword_frequency(text: str, word: str, N: int) -> bool:
 
 
 def keyword_frequency(text: str, word: str, N: int, quantifier: str) -> bool:
-    """Return whether the number of occurrences of the word has the relation `quantifier` to N. See
-    `verify_keyword_frequency`.
-    """
+    """Return whether the number of the word's occurrences has the relation `quantifier` to N."""
     return holds(_occurrences(word, text), quantifier, N)
 
 
@@ -154,9 +150,7 @@ SIX_STARS = "******"
 
 
 def verify_paragraph_count(text: str, N: int, *, divider: re.Pattern[str] = DIVIDER) -> bool:
-    """Return whether dividers separate N paragraphs. Only the text before the first and after the last divider may be
-    empty.
-    """
+    """Return whether dividers separate N paragraphs. Text may be empty only before the first and after the last."""
     parts = [part.strip() for part in divider.split(text)]
     if not all(parts[1:-1]):
         return False
@@ -247,9 +241,7 @@ def validate_uppercase(text: str) -> bool:
 
 
 def validate_lowercase(text: str) -> bool:
-    """Return whether there are letters, and all are lower-case. As in `validate_uppercase`, the language is not
-    checked.
-    """
+    """Return whether there are letters, all lower-case. As in `validate_uppercase`, of any language."""
     return text.islower()
 
 

@@ -1,6 +1,4 @@
-"""A reward for responses whose final answer is mathematically equal to the reference answer, as judged by
-math-verify.
-"""
+"""A reward for responses whose final answer is equal to the reference answer, as judged by math-verify."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ TINY, RELATIVE = 1e-3, 1e-3
 LONGEST_FORMULA = 1000
 """Largest number of characters in a formula whose notation is rewritten. A longer one is read as it is."""
 SEARCHED_CHARACTERS = 4000
-"""Number of characters at the end of a response that are searched for an answer without a box. The search takes
-quadratic time.
-"""
+"""Characters at a response's end that are searched for an answer without a box, which takes quadratic time."""
 NO_VALUE = ("None", "null", "N/A")
 """References that say that there is none; math-verify reads a product of letters."""
 
@@ -81,9 +77,7 @@ def answer_shape(reference: str) -> str:
 
 @lru_cache(1 << 14)
 def read_reference(reference: str) -> list[Any]:
-    """Return what math-verify reads in a reference answer: expressions, and last the text itself. Empty if it reads
-    nothing.
-    """
+    """Return what math-verify reads in a reference answer: expressions, and last the text. Empty for nothing."""
     if MARKED.search(reference) and not WRAPPED.fullmatch(reference):
         return read(in_text(reference, lambda formula: split_unit(formula, is_reference=True).value))
     return read(as_latex(reference_quantity(reference).value))
@@ -96,9 +90,7 @@ def reference_quantity(reference: str) -> Quantity:
 
 
 def read(text: str) -> list[Any]:
-    """Return what math-verify reads in a text. It would take variables such as `m` and `t` for units, so it removes
-    none.
-    """
+    """Return what math-verify reads in a text. It removes no units, as it would take variables for them."""
     return parse(text, READERS, parsing_timeout=None)  # type: ignore[arg-type]  # None turns the alarm off
 
 
@@ -166,9 +158,7 @@ def math_verdict(reference: str, answer: str) -> RewardResult:
 
 
 def are_pair_and_set(one: Quantity, other: Quantity) -> bool:
-    """Return whether one answer is a pair or an interval, and the other a set. math-verify compares their members
-    only.
-    """
+    """Return whether one answer is a pair or interval, the other a set. math-verify compares only members."""
     return {"(", "\\{"} == {found[1] for answer in (one, other) if (found := OPENED.match(answer.value))}
 
 

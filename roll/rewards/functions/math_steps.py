@@ -83,9 +83,7 @@ def judge_equations(text: str) -> list[tuple[int, bool]]:
 
 
 def _holds(left: str, right: str) -> bool | None:
-    """Return whether the left side, rounded to the decimals of the right side, equals the right side. None if it cannot
-    be computed.
-    """
+    """Return whether the left side, rounded to the right side's decimals, equals it. None if not computable."""
     for sign, plain in SIGNS.items():
         left, right = left.replace(sign, plain), right.replace(sign, plain)
     left = left[max(left.count("(") - left.count(")"), 0) :]  # drop opening brackets that close only after the equation
@@ -99,9 +97,7 @@ def _holds(left: str, right: str) -> bool | None:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Compute an expression. Raises SyntaxError for anything except numbers, minus signs and the four arithmetic
-    operations.
-    """
+    """Compute an expression. Raises SyntaxError for all but numbers, minus signs and arithmetic operations."""
     match node:
         case ast.Constant(value=int() | float()):
             return Fraction(ast.unparse(node))

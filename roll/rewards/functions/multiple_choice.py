@@ -13,9 +13,7 @@ from roll.types import Prompt, RewardOutcome, RewardResult
 
 
 def right_letter(row: Mapping[str, Any]) -> str:
-    """Return the letter of the right choice. Raises ValueError if the row has no reference answer, or one that is not a
-    capital letter.
-    """
+    """Return the letter of the right choice. Raises ValueError if the reference answer is no capital letter."""
     reference = ground_truth(row)
     letter = letter_of(reference)
     if letter is None or letter not in reference:

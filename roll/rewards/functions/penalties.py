@@ -23,18 +23,14 @@ def repetition(text: str, ngram: int = NGRAM, most: float = MOST) -> float:
 
 
 def shortness(length: int, short: int = SHORT, enough: int = ENOUGH, most: float = MOST) -> float:
-    """Return `most` for a length below `short`, 0 for a length of `enough` or more, and a linear interpolation in
-    between.
-    """
+    """Return `most` for a length below `short`, 0 for `enough` or more, and a linear interpolation between."""
     if length < short:
         return most
     return 0.0 if length >= enough else most * (enough - length) / (enough - short)
 
 
 def excess(length: int, long: int, too_long: int, most: float = MOST) -> float:
-    """Return 0 for a length up to `long`, `most` for a length of `too_long` or more, and a linear interpolation in
-    between.
-    """
+    """Return 0 for a length up to `long`, `most` for `too_long` or more, and a linear interpolation between."""
     if length >= too_long:
         return most
     return 0.0 if length <= long else most * (length - long) / (too_long - long)

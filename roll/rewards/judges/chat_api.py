@@ -27,9 +27,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before the first retry, and the largest number of seconds before any retry."""
 SHOWN_CHARACTERS = 200
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Exceptions that the JSON of a server can cause: wrong types, missing keys, `Infinity` as a number of tokens, deep
-nesting.
-"""
+"""Exceptions of a server's JSON: wrong types, missing keys, `Infinity` as a number of tokens, deep nesting."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,7 @@ def longest_wait(retries: int) -> float:
 def parse_chat_response(
     status: int, headers: Mapping[str, str], body: bytes, now: datetime | None = None
 ) -> JudgeReply | Refusal:
-    """Parse an HTTP response of the chat-completions protocol. `now` is the current time; a date in `Retry-After` is
-    relative to it.
-    """
+    """Parse a response of the chat-completions protocol. A date in `Retry-After` is relative to the time `now`."""
     if status in TRANSIENT:
         return Refusal(
             f"status {status}: {_message(body)}", again=True, after=_retry_after(headers.get("retry-after"), now)
@@ -162,9 +158,7 @@ class ApiModel:
         return (self.retries + 1) * self.seconds + longest_wait(self.retries)
 
     def body(self, message: str) -> dict[str, Any]:
-        """Return the JSON body of a request with one user message. Optional fields are sent only if they differ from
-        their defaults.
-        """
+        """Return the JSON body of a request with one user message. Optional fields are sent only if not default."""
         sampling = self.sampling
         body: dict[str, Any] = {
             "model": self.model,
@@ -202,9 +196,7 @@ class ApiChat:
         """Do nothing: only a request can show whether the URL answers."""
 
     async def ask(self, message: str) -> JudgeReply:
-        """See `Chat`. Waits until fewer than `concurrency` requests are in flight, and then at most
-        `ApiModel.longest_seconds`.
-        """
+        """See `Chat`. Waits for fewer than `concurrency` requests in flight, then up to `ApiModel.longest_seconds`."""
         async with self._turns:
             return await self._attempts(self._model.body(message))
 
@@ -236,9 +228,7 @@ class ApiChat:
         return parse_chat_response(response.status_code, response.headers, response.content)
 
     def _failed(self, why: str) -> JudgeReply:
-        """Return a failed reply. Each distinct cause is logged once, up to MOST_SAID causes; the result's note always
-        has the cause.
-        """
+        """Return a failed reply. The first MOST_SAID causes are logged, once each; the result's note always has it."""
         if why not in self._said and len(self._said) < MOST_SAID:
             self._said.add(why)
             LOG.warning("no verdict: %s", why)

@@ -1,6 +1,4 @@
-"""LLM as a judge: queries a model about each response and parses the verdict from its answer. Repeated queries are
-cached.
-"""
+"""LLM as a judge: queries a model about each response and parses its verdict. Repeated queries are cached."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class JudgeTemplate:
         return "reference" in PLACEHOLDER.findall(self.text)
 
     def filled(self, question: str, response: str, reference: str) -> str:
-        """Return the text with its placeholders filled in. Placeholders within the inserted texts are left as they
-        are.
-        """
+        """Return the text with its placeholders filled in, but not those within the inserted texts."""
         values = {"question": question, "response": response, "reference": reference}
         return PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
@@ -186,9 +182,7 @@ class Judge:
         return result if result.outcome == RewardOutcome.SCORED else self._failed(result.outcome, result.note)
 
     async def _reply(self, message: str) -> JudgeReply:
-        """Return the model's reply. A message that was sent before, or is in flight, is not sent again. Failures are
-        not cached.
-        """
+        """Return the model's reply. A message sent before or in flight is not sent again. Failures are not cached."""
         key = sha256(message.encode()).digest()
         task = self._replies.get(key)
         if task is not None:

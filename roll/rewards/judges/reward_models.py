@@ -86,9 +86,7 @@ class ApiSettings:
 
 
 class ApiJudge:
-    """Implements `Chat` with a process that sends requests to a URL. Each domain has its own process, with its own
-    limits on requests.
-    """
+    """Implements `Chat` with a process of the domain that sends requests to a URL, with limits of its own."""
 
     def __init__(self, group: WorkerGroup[ApiChat], model: ApiModel, start_seconds: float) -> None:
         """`start_seconds` is the deadline for each part of the start of a replacement process."""

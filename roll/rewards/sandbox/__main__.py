@@ -1,6 +1,4 @@
-"""`python -m roll.rewards.sandbox` prints, as JSON, the reason why no sandbox can run on this machine, or null if one
-can.
-"""
+"""`python -m roll.rewards.sandbox` prints, as JSON, why no sandbox can run on this machine, or null."""
 
 from __future__ import annotations
 

@@ -188,9 +188,7 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
 
 
 def _links(folders: Sequence[str]) -> dict[str, str]:
-    """Return the symbolic links in the root folder that programs need to find their libraries, such as /lib64, with
-    their targets.
-    """
+    """Return the symbolic links in the root folder, such as /lib64, by which programs find their libraries."""
     return {
         name: os.readlink(name)
         for name in ("/lib", "/lib64")
@@ -199,9 +197,7 @@ def _links(folders: Sequence[str]) -> dict[str, str]:
 
 
 def bare_command(interpreter: Interpreter) -> list[str]:
-    """Return the command of the supervisor without bubblewrap: limits and the system call filter apply, but programs
-    see all files.
-    """
+    """Return the supervisor's command without bubblewrap: limits and call filter apply, but all files are seen."""
     root = Path(str(find_spec(INSIDE).origin)).parents[INSIDE.count(".") + 1]  # type: ignore[union-attr]
     return [interpreter.program, *interpreter.options, "-c", START.replace(repr(MOUNT), repr(str(root)))]
 

@@ -166,9 +166,7 @@ def _file(described: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> int:
 
 
 def _outcomes(reading: int, cases: int, most: int, deadline: float) -> Iterator[Outcome]:
-    """Yield the outcomes that the sandbox reports, until all cases are reported, the deadline passes or the sandbox
-    ends.
-    """
+    """Yield the sandbox's outcomes until all cases are reported, the deadline passes or the sandbox ends."""
     received = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)

@@ -97,9 +97,7 @@ class CheckpointStore:
                 self._remove(self._set_aside(path, "removed"))
 
     def latest(self) -> Path | None:
-        """Return the newest checkpoint whose files all exist with the right size. Contents are not checked; see
-        `verify`.
-        """
+        """Return the newest checkpoint whose files exist with the right size. For their contents, see `verify`."""
         whole = self._complete()
         return whole[0][0] if whole else None
 
@@ -233,9 +231,7 @@ class CheckpointStore:
 
 @contextmanager
 def _failures_named(final: Path) -> Iterator[None]:
-    """Convert the exception of a failed write to a CheckpointError with the free disk space, measured before files are
-    removed.
-    """
+    """Convert a failed write's exception to a CheckpointError, with the disk space before files are removed."""
     try:
         yield
     except Exception as error:

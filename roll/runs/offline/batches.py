@@ -17,9 +17,7 @@ from roll.types import Floats, Sequences, TrainBatch
 
 
 def given_batch(examples: Sequence[Example]) -> TrainBatch:
-    """Return a batch of given responses. The two sequences of a pair are adjacent. Advantages are 0. There is no
-    behaviour policy.
-    """
+    """Return a batch of given responses, the two of a pair adjacent. Advantages are 0; no behaviour policy."""
     sequences_per_example = len(examples[0].sequences)
     parts = [part for example in examples for part in example.sequences]
     sequences = concatenate([part.token_ids for part in parts], [part.response_mask for part in parts])
@@ -47,9 +45,7 @@ def mismatched(examples: Sequence[Example]) -> Sequences:
 
 
 Ask = Callable[[Sequences], Awaitable[Floats]]
-"""Computes the output of a model for sequences: log-probs [T] of the response tokens (0 elsewhere), or a teacher's
-states [S, H].
-"""
+"""Computes a model's output for sequences: log-probs [T] of response tokens (0 elsewhere), or states [S, H]."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +86,7 @@ class Batches:
         return await self.make_batch(examples, replace(self.models, other=recall))
 
     async def record(self, numbers: Sequence[int], chunk: int, ask: Ask) -> Batches:
-        """Compute the output of `ask` once for each distinct row, `chunk` rows per call. Return a copy that uses the
-        recorded results.
-        """
+        """Compute the output of `ask` once for each distinct row, `chunk` at a time. Return a copy that uses them."""
         once, recorded = sorted(set(numbers)), {}
         for start in range(0, len(once), chunk):
             asked = once[start : start + chunk]

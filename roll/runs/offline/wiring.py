@@ -114,9 +114,7 @@ class OtherModel:
     """The reference or the teacher."""
 
     role: str
-    """The role that computes the outputs. This is the learner's role if the reference is the learner with its adapter
-    off.
-    """
+    """The role that computes the outputs: the learner's if the reference is that with its adapter off."""
     part: str
     """Name in the metric `time/<part>`."""
     ask: Ask
@@ -294,9 +292,7 @@ def prepare_dpo(config: DpoConfig) -> PreparedRun:
 
 
 def reference_model(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTrain) -> OtherModel | None:
-    """Return the reference: a separate role, or the policy with its adapter off. Return None if the loss does not use a
-    reference.
-    """
+    """Return the reference: a separate role, or the policy with its adapter off. None if the loss needs none."""
     beforehand = config.reference_log_probs == "precomputed"
     match plan.reference:
         case "role":
@@ -310,9 +306,7 @@ def reference_model(config: DpoConfig, plan: Plan, roles: Roles, actor_train: Ac
 
 
 async def dpo_batch(loss: Loss, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Return the batch and its loss. Add the reference's log-probs if the loss uses them, and the estimate of the KL
-    for KTO.
-    """
+    """Return the batch and its loss, with the reference's log-probs if used, and KTO's estimate of the KL."""
     batch = given_batch(examples)
     if isinstance(loss, Kto):
         loss = replace(loss, kl=await kto_kl(mismatched(examples), models))
@@ -322,9 +316,7 @@ async def dpo_batch(loss: Loss, examples: Sequence[Example], models: Models) -> 
 
 
 async def kto_kl(sequences: Sequences, models: Models) -> float:
-    """Return KTO's estimate of the KL, at least 0: the mean log-ratio of policy to reference on mismatched responses,
-    in nats.
-    """
+    """Return KTO's estimate of the KL, at least 0: the mean log-ratio on mismatched responses, in nats."""
     assert models.other is not None, "KTO needs a reference"
     log_ratio = await models.log_probs(sequences) - await models.other(sequences)
     return max(0.0, float(log_ratio.sum(dtype=np.float64)) / len(sequences))
@@ -342,9 +334,7 @@ def preference_loss(config: DpoConfig) -> Loss:
 
 
 def dpo_metrics(name: str, metrics: Metrics) -> Metrics:
-    """Return the validation metrics: the loss, and for pairs also the accuracy and the reward margin of the chosen
-    response.
-    """
+    """Return the validation metrics: the loss; for pairs, also the accuracy and the chosen response's margin."""
     found = {f"val/{name}/loss": metrics["dpo/loss"]}
     if "dpo/accuracy" in metrics:
         found |= {
@@ -367,9 +357,7 @@ def prepare_reward_model(config: RewardModelConfig) -> PreparedRun:
 
 
 async def reward_model_batch(pad: int | None, examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
-    """Return the batch of the pairs and its loss. The batch marks the token of each sequence at which its score is
-    read.
-    """
+    """Return the batch of the pairs and its loss. It marks the token at which each sequence's score is read."""
     scored = [
         replace(example, sequences=tuple(_scored(sequence, pad) for sequence in example.sequences))
         for example in examples

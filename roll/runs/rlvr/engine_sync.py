@@ -61,9 +61,7 @@ class EngineSync:
             await self._phases.sync()
 
     async def generating(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work` of the engines while the trainer is idle. If no engine serves, sync the first restarted one at
-        once.
-        """
+        """Await `work` of the engines while the trainer is idle. If no engine serves, sync the first restarted."""
         working = asyncio.ensure_future(work())
         try:
             while True:

@@ -83,9 +83,7 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
 
 
 def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the number of rows of the smallest embedding of the models that read the policy's tokens; see
-    `embedding_rows`.
-    """
+    """Return the rows of the smallest embedding of models that read the policy's tokens; see `embedding_rows`."""
     roles = model_roles(config)
     return embedding_rows(config, tokenizer, [role for name, role in roles.items() if name not in judging_roles(roles)])
 

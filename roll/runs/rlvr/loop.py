@@ -69,9 +69,7 @@ class Rlvr:
 
 
 async def _record_unscored(run: Rlvr, groups: Sequence[RolloutGroup], position: Position) -> None:
-    """Record a step in which no response has a verdict, so that the console, the metrics and the samples show what ends
-    the run.
-    """
+    """Record a step without any verdict, so that the console, metrics and samples show what ends the run."""
     metrics = rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
     run.tracker.log(position.step + 1, metrics | await run.meter.step(groups))
     run.tracker.samples(position.step + 1, groups)

@@ -108,9 +108,7 @@ class RewardFailures:
             )
 
     def totals(self) -> list[tuple[str, str]]:
-        """Return the topic and the text of each reward that failed: how many responses got no verdict from it, by
-        kind.
-        """
+        """Return each reward that failed, as topic and text: how many responses got no verdict, by kind."""
         said = []
         for (domain, part), kinds in self._found.items():
             reward, asked, count = self._reward(domain, part), self._asked[domain], kinds.counts.total()
@@ -183,9 +181,7 @@ async def totalled(failures: RewardFailures, tracker: Tracking) -> AsyncIterator
 
 
 def kind_of(result: RewardResult) -> str:
-    """Return the kind of a failure: the exception and its line, or else the outcome with the start of the note, without
-    its numbers.
-    """
+    """Return a failure's kind: the exception and its line, or the outcome with its note's start, without numbers."""
     if result.outcome is RewardOutcome.CRASHED and (raised := _RAISED.fullmatch(result.note)):
         return _printable("{} at {}, line {}".format(*raised.groups()))
     if result.outcome is RewardOutcome.TIMED_OUT:

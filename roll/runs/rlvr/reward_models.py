@@ -186,9 +186,7 @@ def template_faults(domain: str, template: str) -> Iterator[None]:
 
 
 def sampling_of_judge(reward: RewardConfig, end: EndOfTurn = NO_END) -> Sampling:
-    """Return the sampling parameters of a judge's answers. `end` ends them, in addition to the model's end of
-    sequence.
-    """
+    """Return the sampling parameters of a judge's answers. `end` ends them, besides its own end of sequence."""
     keys = judge_sampling(reward)
     assert keys.max_new_tokens is not None and keys.num_return_sequences is not None
     return sampling_of(keys, keys.max_new_tokens, keys.num_return_sequences, False, end)

@@ -106,9 +106,7 @@ def bars_by_domain(config: RlvrConfig, of_functions: Mapping[str, Bars]) -> dict
 
 
 def bar_notices(config: RlvrConfig, bars: Mapping[str, Bars]) -> list[str]:
-    """Return a line for each domain whose accuracy a user may not expect: a reward of the user's own, or one without an
-    accuracy.
-    """
+    """Return a line for each domain of unexpected accuracy: a reward of the user's own, or one without any."""
     lines = []
     for domain, section in config.rewards.items():
         own = [part.reward for part in parts_of(domain, section) if ":" in part.reward]
@@ -188,9 +186,7 @@ def check_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets:
 
 
 def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
-    """Return the problem with a first observation: it cannot be rendered, or has more than `most` tokens. "" without a
-    problem.
-    """
+    """Return the problem with a first observation: not renderable, or above `most` tokens. "" without one."""
     try:
         tokens = len(renderer.render(first.messages, first.tools))
     except TemplateFault as fault:
@@ -327,9 +323,7 @@ async def _tried(
 
 
 def value_shape(value: Any) -> Any:
-    """Return the shape of a value of a row: the type, whether it is empty, and the shapes of the values of an object by
-    key.
-    """
+    """Return the shape of a row's value: type, whether it is empty, and the shapes of an object's values."""
     if isinstance(value, Mapping):
         return tuple(_shapes(value))
     if isinstance(value, int | float) and not isinstance(value, bool):

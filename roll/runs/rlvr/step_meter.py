@@ -37,9 +37,7 @@ class StepMeter:
         return self.meter.part(name)
 
     async def step(self, groups: Sequence[RolloutGroup]) -> Metrics:
-        """Return the metrics of the step that ends now: times, throughput, dropped groups, and activity of engines and
-        environments.
-        """
+        """Return the metrics of the step that ends now: times, throughput, dropped groups, activity of engines."""
         samples = sum(len(group.episodes) for group in groups)
         step, engines = await asyncio.gather(self.meter.step(token_count(groups), samples), self.engines.activity())
         asked = self.engines.metrics() | self.scheduler.metrics() | judge_metrics(self.models)
@@ -50,9 +48,7 @@ class StepMeter:
 
 
 def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:
-    """Return the metrics of the engines' activity in a step of this duration. Values that no engine reports are left
-    out.
-    """
+    """Return the metrics of the engines' activity in a step of this duration, without values not reported."""
     metrics = {
         # Engines report slightly after the step's time was measured, so busy_seconds may exceed it.
         "engine/idle_fraction": mean(max(0.0, 1 - engine.busy_seconds / seconds) for engine in engines),

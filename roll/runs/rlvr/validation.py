@@ -59,9 +59,7 @@ class Evaluator:
     samples: int
     """Number of responses to each prompt."""
     seed: int
-    """Each prompt derives a constant seed from this one, so that evaluations of the same policy sample the same
-    responses.
-    """
+    """Each prompt's seed derives from this one, so that evaluations of one policy sample the same responses."""
     bars: Mapping[str, Bars] = field(default_factory=dict)
     """When a response passes, by domain."""
 

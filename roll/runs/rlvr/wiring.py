@@ -83,9 +83,7 @@ def most_batches(config: RlvrConfig) -> int | None:
 
 
 def kept_groups(config: RlvrConfig) -> Keep:
-    """Return the group filter: the filter of the group's domain, or else the filter of dynamic sampling if that is
-    on.
-    """
+    """Return the group filter: that of the group's domain, or else of dynamic sampling if that is on."""
     filters = {
         domain: _filter(reward.query_filter_config)
         for domain, reward in config.rewards.items()
@@ -230,9 +228,7 @@ def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def held_out_rows(config: RlvrConfig) -> dict[str, DataConfig | None]:
-    """Return the `data_args` of every held-out set by name, with the template of the training prompts unless it has its
-    own.
-    """
+    """Return the `data_args` of held-out sets by name, with the training prompts' template unless set."""
     sets = config.validation.named_sets() if config.validation else {}
     return {
         name: one.data_args and one.data_args.rendered_as(config.actor_train.data_args) for name, one in sets.items()
@@ -341,9 +337,7 @@ def step_teachers(
 def phases_of(
     config: RlvrConfig, roles: Roles, meter: Meter, sharing: DeviceSharing, actor_infer: ActorInfer
 ) -> DevicePhases:
-    """Return the timed device phases of a step. The configuration determines the roles for which generation is
-    paused.
-    """
+    """Return a step's timed device phases. The configuration says for which roles generation pauses."""
     pausing_for = frozenset() if config.time_sharing else interrupting(config)
     return DevicePhases(sharing, meter.part, partial(roles.unsettled, "actor_infer"), actor_infer, pausing_for)
 
@@ -386,9 +380,7 @@ def samplers(
     sampling: Sampling,
     inputs: Inputs,
 ) -> tuple[GroupSampler, list[Evaluator]]:
-    """Return the sampler of training prompts, and an evaluator for each held-out set with the set's sampling
-    parameters.
-    """
+    """Return the sampler of training prompts, and each held-out set's evaluator with its sampling parameters."""
     generator, scorer = in_turn(config, phases, actor_infer, rewards)
     greedy = config.adv_estimator.traits.needs_greedy
     sampler = group_sampler(config, generator, scorer, sampling, actor_infer, playing, TRAINING, inputs.locate, greedy)
@@ -408,9 +400,7 @@ def evaluators(
     most: int | None = None,
     bars: Mapping[str, Bars] = NO_BARS,
 ) -> list[Evaluator]:
-    """Return an evaluator for each held-out set with the set's sampling parameters, for its first `most` prompts or for
-    all.
-    """
+    """Return each held-out set's evaluator with its sampling parameters, for its first `most` prompts or all."""
     found = []
     for name, one in (config.validation.named_sets() if config.validation else {}).items():
         own = sampling_of(one.generating_args, config.response_length, samples=1, log_probs=False, end=ends[name])

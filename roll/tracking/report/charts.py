@@ -380,26 +380,20 @@ def extremes(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
 
 
 def spread_indices(count: int, most: int) -> list[int]:
-    """Return the indices of at most `most` of `count` points, evenly spread and in order, including the first and the
-    last.
-    """
+    """Return the indices of at most `most` of `count` points, evenly spread, with the first and the last."""
     if count <= most:
         return list(range(count))
     return sorted({int(index) for index in np.linspace(0, count - 1, most).round()})
 
 
 def smoothed(values: Sequence[float], at: Sequence[int], half: int) -> list[float]:
-    """Return, for each index in `at`, the mean of the values at most `half` places away. Windows are shorter at the
-    ends.
-    """
+    """Return, for each index in `at`, the mean of the values at most `half` places away, fewer at the ends."""
     series = np.asarray(values, dtype=float)
     return [float(series[max(0, index - half) : index + half + 1].mean()) for index in at]
 
 
 def half_width(count: int) -> int:
-    """Return the half width of the smoothing window for a series of `count` points; 0 if the series is too short to
-    smooth.
-    """
+    """Return the half width of the smoothing window for `count` points; 0 for too few to smooth."""
     return count // SHARE if count >= SMOOTHED_FROM else 0
 
 

@@ -141,8 +141,6 @@ def direction(name: str) -> Direction | None:
 
 
 def best_of(name: str) -> Callable[[Iterable[float]], float] | None:
-    """Return the function that picks the best of a metric's values, `max` or `min`; None if the metric has no better
-    direction.
-    """
+    """Return the function that picks a metric's best value, `max` or `min`; None without a better direction."""
     ways: dict[Direction | None, Callable[[Iterable[float]], float] | None] = {"higher": max, "lower": min, None: None}
     return ways[direction(name)]

@@ -130,9 +130,7 @@ def _tiles(run: RunRecord, max_steps: int | None) -> list[dict[str, str]]:
 
 
 def _metric_row(rows: Sequence[Row], name: str) -> dict[str, str]:
-    """Return the summary of a metric as texts. `best` and `best_step` are empty for a metric without a better
-    direction.
-    """
+    """Return a metric's summary as texts. `best` and `best_step` are empty without a better direction."""
     steps, values = series(rows, name)
     numbers = {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
     row = {"best": "", "best_step": ""} | {column: number_text(value) for column, value in numbers.items()}
@@ -294,9 +292,7 @@ def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def shortened(text: str) -> str:
-    """Return the text, or if it is longer than `LONGEST` its beginning and end with the number of omitted
-    characters.
-    """
+    """Return the text; if it is longer than `LONGEST`, its two ends and the number of omitted characters."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

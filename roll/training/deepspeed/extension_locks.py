@@ -33,9 +33,7 @@ when its holder ends.
 OWNER = "roll_owner"
 """File in an extension's folder that records the host and the process of roll that compiles there."""
 LONGEST_COMPILATION = 3600.0
-"""Seconds without a change in a folder after which no process can still be compiling there, not even one that is not
-visible.
-"""
+"""Seconds without a change in a folder after which no process, even an invisible one, compiles there."""
 REMEDY = (
     "end that process if it hangs; if it no longer exists, remove the file (roll does so after an hour without changes "
     "in its folder)"
@@ -185,16 +183,12 @@ def _has_open(process: psutil.Process, lock: os.stat_result) -> bool:
 
 
 def _builds_in(process: psutil.Process, folder: Path) -> bool:
-    """Return whether a process is a ninja that builds in the folder. ninja may outlive its parent, and does not have
-    the lock open.
-    """
+    """Return whether a process is a ninja that builds in the folder. It may outlive its parent, without the lock."""
     return process.name() == "ninja" and _leads_to(f"/proc/{process.pid}/cwd", folder.name, folder.stat())
 
 
 def _leads_to(link: str, name: str, file: os.stat_result) -> bool:
-    """Return whether a link in /proc points to a file. `stat` may hang on a dead network mount, so it is called only if
-    names match.
-    """
+    """Return whether a link in /proc points to a file. `stat` may hang on a dead mount, so names must match first."""
     try:
         return Path(os.readlink(link)).name == name and os.path.samestat(os.stat(link), file)
     except FileNotFoundError:  # closed, or removed
@@ -212,9 +206,7 @@ def _place() -> str:
 
 
 def _recorded(folder: Path) -> tuple[str, str]:
-    """Return place and description of the process of roll that last started to compile here and did not finish, or
-    empty strings.
-    """
+    """Return place and description of roll's last process that began to compile here and did not finish, or ""."""
     try:
         place, _, owner = (folder / OWNER).read_text(encoding="utf-8").strip().partition("\n")
     except FileNotFoundError:

@@ -104,9 +104,7 @@ def load(file: Path, mapped: bool = False) -> Any:
 
 
 def _refused(folder: Path) -> tuple[Path, str] | None:
-    """Return the first file that torch refuses to load, and the name of the refused object or the reason; None if torch
-    loads all files.
-    """
+    """Return the first file that torch refuses to load, with the refused object or the reason; None without one."""
     for file in [folder] if folder.is_file() else sorted(folder.rglob("*.pt")):
         try:
             with safe_globals(PLAIN):
@@ -225,9 +223,7 @@ def _load_swapped(engine: Any, folder: Path) -> None:
 
 
 def _unsharded(value: Any, file: Path, like: Tensor) -> Any:
-    """Return a state as a whole tensor. A swapped state is read from its file, which has raw values with padding at the
-    end.
-    """
+    """Return a state as a whole tensor. A swapped one is read from its file: raw values, padded at the end."""
     if not isinstance(value, Tensor) or value.numel():
         return value
     if not file.is_file():

@@ -42,9 +42,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class _Seen:
-    """The loss and the sum of each parameter's gradient of one micro-batch, on the device. A non-finite term makes its
-    sum non-finite.
-    """
+    """A micro-batch's loss and sums of gradients, on the device. A non-finite term makes its sum non-finite."""
 
     samples: tuple[int, ...]
     names: tuple[str, ...]
@@ -55,9 +53,7 @@ class FiniteWatch:
     """Records the losses of a trainer, and its gradients before they are reduced."""
 
     def __init__(self, model: nn.Module, rank: Rank, max_consecutive: int) -> None:
-        """Watch the trained parameters of `model`. `max_consecutive` skipped updates in a row raise an error; 0 means
-        no limit.
-        """
+        """Watch `model`'s trained parameters. `max_consecutive` skipped updates in a row are an error; 0: no limit."""
         self._rank, self._max_consecutive = rank, max_consecutive
         self._loss: Tensor | None = None
         self._sums: list[tuple[str, Tensor]] = []
@@ -76,9 +72,7 @@ class FiniteWatch:
         return note
 
     def loss(self, value: Tensor) -> Tensor:
-        """Record the loss of a micro-batch. Return it, changed so that a non-finite loss makes all gradients
-        non-finite.
-        """
+        """Record a micro-batch's loss. Return it; if it is non-finite, changed to make all gradients so."""
         self._sums.clear()
         self._loss = value.detach().float()
         return value * torch.where(torch.isfinite(value.detach()), 1.0, torch.nan)

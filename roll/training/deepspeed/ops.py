@@ -1,6 +1,4 @@
-"""Prints as JSON which DeepSpeed ops are installed and which can be compiled on this machine. The doctor runs it as a
-subprocess.
-"""
+"""Prints as JSON which DeepSpeed ops are installed and which can be compiled here, for the doctor."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ PLACEHOLDER = "deepspeed_not_implemented"
 
 
 def ops() -> dict[str, dict[str, bool]]:
-    """Return, for each op by name, whether it is `installed` and `compatible`. A compatible op can be compiled on this
-    machine.
-    """
+    """Return, for each op by name, whether it is `installed` and `compatible`, so that it can be compiled."""
     builders: dict[str, Any] = {name: builder for name, builder in ALL_OPS.items() if name != PLACEHOLDER}
     return {
         name: {

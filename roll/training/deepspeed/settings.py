@@ -106,9 +106,7 @@ class ZeroOptimizationConfig(StrictConfig):
         )
 
     def _bucket_numbers(self) -> int:
-        """Return the number of gradients in reduction buckets. On stages 1 and 2 with `overlap_comm`, there are two
-        buckets.
-        """
+        """Return the number of gradients in reduction buckets: on stages 1 and 2 with `overlap_comm`, two."""
         if self.stage == 0 or not self._given("contiguous_gradients", True):
             return 0
         buckets = 2 if self.stage < 3 and self._given("overlap_comm", False) else 1

@@ -79,9 +79,7 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
 
 
 SHARE_OF_START = 0.8
-"""Largest fraction of the start deadline to wait for another compilation, so that the error reports this wait and not a
-late start.
-"""
+"""Share of the start deadline to wait for another compilation: less, so that the error names this wait."""
 
 
 @contextmanager
@@ -240,9 +238,7 @@ class Place:
     """Whether states and master weights are in host memory while the model is on a GPU."""
 
     def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
-        """Return the optimizer class to use. With ZeRO stage 0, it skips updates with a non-finite gradient (see
-        `checked`).
-        """
+        """Return the optimizer's class. With ZeRO stage 0, it skips updates with a non-finite gradient."""
         return finite_only(optimizer) if self.stage == 0 else optimizer
 
 
@@ -436,9 +432,7 @@ def engine_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | No
 
 
 def _without_auto(block: dict[str, Any]) -> dict[str, Any]:
-    """Return the block without keys set to `auto`, which only the transformers Trainer supports. DeepSpeed has defaults
-    for absent keys.
-    """
+    """Return the block without keys set to `auto`, which only transformers' Trainer knows. DeepSpeed has defaults."""
     kept = {key: value for key, value in block.items() if value != "auto"}
     return {key: _without_auto(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
@@ -454,9 +448,7 @@ def scale_of(engine: Any) -> float | None:
 def optimizer_and_schedule(
     model: nn.Module, training: TrainingConfig, config: DeepSpeedConfig, total_updates: int, rank: Rank
 ) -> tuple[torch.optim.Optimizer, Any]:
-    """Build the optimizer and the schedule selected by `training_args`, for the ZeRO stage and the device of the
-    optimizer states.
-    """
+    """Build the optimizer and schedule of `training_args`, for the ZeRO stage and the optimizer states' device."""
     zero = config.zero_optimization
     # On the CPU everything is in host memory anyway, and torch's optimizers need no compiler.
     offloaded = rank.device == "cuda" and zero.offload_optimizer is not None and zero.offload_optimizer.device != "none"

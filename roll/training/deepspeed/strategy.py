@@ -168,9 +168,7 @@ def missing_scale(engine: Any) -> float:
 
 
 def _is_wrapped(engine: Any) -> bool:
-    """Return whether the optimizer is DeepSpeed's `FP16_UnfusedOptimizer`, which holds master weights for fp16 and also
-    for bf16.
-    """
+    """Return whether the optimizer is `FP16_UnfusedOptimizer`, which holds master weights, for bf16 too."""
     return hasattr(engine.optimizer, "loss_scale_config")
 
 
@@ -243,9 +241,7 @@ CHOICES = 2
 
 
 class AutoCheckpointing:
-    """Recomputes all layers in the first update, which allocates all permanent memory, and then only as many as memory
-    requires.
-    """
+    """Recomputes all layers in the first update, which allocates permanent memory, then as few as memory allows."""
 
     def __init__(
         self, guard: MemoryGuard, layers: int, layer_bytes: float, total: int, apply: Callable[[int], None]
@@ -271,9 +267,7 @@ class AutoCheckpointing:
         self.checkpointed = layers
 
     def before_update(self) -> None:
-        """Choose the number of recomputed layers before the second and the third update. Do nothing before other
-        updates.
-        """
+        """Choose the number of recomputed layers before the second and third update. Do nothing before others."""
         self._updates += 1
         if self._updates == 1 or self._updates > 1 + CHOICES:
             return
@@ -578,9 +572,7 @@ class DeepSpeedTrain:
             torch.cuda.set_rng_state(states["cuda"])
 
     def export(self, folder: Path) -> None:
-        """See `TrainStrategy`. Writes the whole model bucket by bucket, so that no process keeps all of it in
-        memory.
-        """
+        """See `TrainStrategy`. Writes the model bucket by bucket, so that no process keeps all of it in memory."""
         # A reward model trains its head in addition to the adapter, so the adapter alone would be incomplete.
         adapter = self._is_lora and isinstance(self._model, PackedPolicy)
         buckets = (self._kept(names, adapter) for names in plan_buckets(self.tensors(adapter), EXPORT_BYTES))
@@ -602,9 +594,7 @@ class DeepSpeedTrain:
             )
 
     def offload(self) -> None:
-        """See `TrainStrategy`. Frees weights, gradients, optimizer states and ZeRO's buffers, but not NCCL's or the
-        CUDA context.
-        """
+        """See `TrainStrategy`. Frees weights, gradients, optimizer states and ZeRO's buffers, but not NCCL's."""
         held = [
             [*self._model.parameters(), *self._model.buffers()],
             self._optimizer.state,
@@ -630,9 +620,7 @@ def _merge(buckets: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _or_none(loss_of: Callable[[MicroBatch], Tensor], micro_batch: MicroBatch) -> Tensor | None:
-    """Return the loss, or None if the device ran out of memory. On return, the error and the tensors in its frames are
-    freed.
-    """
+    """Return the loss, or None if the device ran out of memory: the error and its frames' tensors are freed."""
     try:
         return loss_of(micro_batch)
     except torch.OutOfMemoryError as error:

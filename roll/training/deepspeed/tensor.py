@@ -57,9 +57,7 @@ def _no_plan(plan: Mapping[str, str] | None, kind: str) -> str | None:
 
 
 def whole_weights(engine: Any, model: PreTrainedModel | PeftModel, rank: Rank) -> SharedWeights:
-    """Return the view of a sharded model's weights. Also make the engine accept `PackedInputs` and use the role's
-    collective timeout.
-    """
+    """Return a sharded model's view of its weights. The engine then accepts `PackedInputs`, with the role's timeout."""
     made: tuple[Any, Any] = (groups.get_tensor_model_parallel_group(), groups.get_data_parallel_group())
     for group in made:
         _set_pg_timeout(

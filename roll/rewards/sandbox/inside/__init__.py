@@ -1,3 +1,1 @@
-"""Code that runs inside the sandbox. It imports only the standard library and itself, because the rest of roll is not
-mounted there.
-"""
+"""Code inside the sandbox. It imports the standard library and itself: the rest of roll is not mounted."""

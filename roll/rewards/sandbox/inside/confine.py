@@ -21,15 +21,11 @@ CAPABILITY_VERSION = 0x20080522
 CAPABILITIES_OF_FILES = 0b110
 """CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root may need them to read the interpreter's files."""
 UNPRIVILEGED = 65533
-"""User id that root changes to, because some limits do not apply to root. Below 65536, because a container may have no
-larger ids.
-"""
+"""User id that root changes to, as some limits do not apply to root. Below 65536 for containers' sake."""
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 """Return values of a filter. The lower half is the error number."""
 LOAD, JUMP_EQUAL, JUMP_SET, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-"""BPF operations: load a word; jump if the word is equal to a value, has one of its bits set, or is at least the value;
-return.
-"""
+"""BPF operations: load a word; jump if it equals a value, has one of its bits, or is at least it; return."""
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16
 """Offsets in a filter's input: the number of the system call, the architecture, the lower half of the first argument.
 """

@@ -1,6 +1,4 @@
-"""The process that runs a test and alone decides the verdict. It has the code of the test, and only proxies of the
-candidate's objects.
-"""
+"""The process that runs a test and alone decides. It has the test's code, and proxies of the candidate's objects."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ def _run(test: Mapping[str, Any], channel: Channel) -> None:
 
 
 def _run_tests(namespace: dict[str, Any]) -> None:
-    """Run the test functions, the methods of test classes and the unittest cases in a namespace, in order. Raise at the
-    first failure.
-    """
+    """Run the test functions, methods of test classes and unittest cases of a namespace. Raise at the first failure."""
     own = {name: value for name, value in namespace.items() if getattr(value, "__module__", None) == "__main__"}
     fixtures = {name: value for name, value in own.items() if isinstance(value, pytest_like.Fixture)}
     for name, value in own.items():
@@ -105,9 +101,7 @@ def _run_test(function: Callable[..., Any], fixtures: Mapping[str, Any]) -> None
 
 
 class _Response(ast.NodeTransformer):
-    """Replaces `{response}` in a test by the text of the response, always as data, never as code: within a string, or
-    as a string.
-    """
+    """Replaces `{response}` in a test by the response, always as data: within a string, or as a string."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -95,9 +95,7 @@ def operators_of(kind: type) -> list[str]:
 
 
 def attributes_of(target: Any) -> dict[str, Any]:
-    """Return the attributes of an object itself, also those in slots, and its content if its class derives from a plain
-    type.
-    """
+    """Return an object's own attributes, also those in slots, and its content if it derives from a plain type."""
     slots = [name for kind in type(target).__mro__ for name in _slots(kind) if hasattr(target, name)]
     base: Any = plain_base(type(target))
     content = {"": base(target)} if base else {}
@@ -211,9 +209,7 @@ class Mirror(metaclass=MirrorClass):
 
 
 def _has(container: Any, item: Any) -> bool:
-    """Return whether an item is in a container. All items are fetched first: where the search ends would show the
-    candidate the item.
-    """
+    """Return whether an item is in a container. All items are fetched first, to hide where the search ends."""
     return item in list(container)
 
 
@@ -305,9 +301,7 @@ MAPPINGS: dict[str, Callable[[Any], Any]] = {
 
 
 def encode_plain(value: Any, encode: Encode) -> Any:
-    """Encode a value whose type is exactly one of the plain types. Return None for any other value. `encode` encodes
-    its items.
-    """
+    """Encode a value of exactly one of the plain types, its items by `encode`. Return None for others."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return [value]
@@ -405,9 +399,7 @@ class Link:
         self._handles: dict[int, int] = {}
         self._mirrors: dict[int, Any] = {}
         self.acts = 0
-        """Number of requests that may have changed an object of the other process. Looking at an object's content
-        changes nothing.
-        """
+        """Number of requests that may have changed an object of the other process. Looking changes nothing."""
 
     def request(self, kind: str, *parts: Any) -> Any:
         """Send a request and return the other process's answer.

@@ -1,6 +1,4 @@
-"""A substitute for pytest, which is slow to import: raises, approx, parametrize, fixtures without scopes, skip and
-fail.
-"""
+"""A substitute for pytest, which imports slowly: raises, approx, parametrize, fixtures, skip and fail."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ def _raising(expected: Any, match: str | None) -> Iterator[Raised]:
 def raises(
     expected: Any, function: Callable[..., Any] | None = None, *args: Any, match: str | None = None, **kwargs: Any
 ) -> Any:
-    """Check that one of the expected exceptions is raised: by a call of `function` if given, else in the returned
-    context manager.
-    """
+    """Check that an expected exception is raised: by `function` if given, else in the returned context."""
     if function is None:
         return _raising(expected, match)
     with _raising(expected, match) as raised:

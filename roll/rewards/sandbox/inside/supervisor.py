@@ -36,15 +36,11 @@ from roll.rewards.sandbox.inside.wire import Channel
 JOB, OUTCOMES, TESTS = 0, 1, 3
 FRAME = struct.Struct("<Q")
 OUTCOME = struct.Struct("<BdII")
-"""Header of a case's outcome: the ending, CPU seconds, bytes of the output, bytes of the note. The output and the note
-follow it.
-"""
+"""Header of a case's outcome: ending, CPU seconds, bytes of output and note, which follow it."""
 OK, FAILED, COMPILE_ERROR, CPU_TIME, WALL_TIME, OUTPUT_SIZE = range(6)
 NOTE_BYTES = 400
 CERTAINLY = 0.5
-"""Share of the CPU limit. A killed process that used at least this share was killed because of the limit; the kernel's
-count may lag.
-"""
+"""Share of the CPU limit from which it is the cause of a process's death; the kernel's count may lag."""
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -91,9 +87,7 @@ def main() -> None:
 
 
 def read_frame(descriptor: int) -> bytes:
-    """Read the next frame. Processes that share the descriptor also share the file position, so the next read continues
-    after it.
-    """
+    """Read the next frame. Processes that share the descriptor share its position: the next read continues."""
     (size,) = FRAME.unpack(os.read(descriptor, FRAME.size))
     frame = bytearray()
     while len(frame) < size:

@@ -55,9 +55,7 @@ MODULE_OF = {name: module for module, names in OF_MODULES.items() for name in na
 
 
 def provide(tree: ast.AST, namespace: dict[str, Any], here: Iterable[str] = ()) -> None:
-    """Add to a namespace the names of MODULES and OF_MODULES that a program uses, except names in `namespace` or
-    `here`.
-    """
+    """Add to a namespace names of MODULES and OF_MODULES that a program uses, unless in it or in `here`."""
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - namespace.keys() - set(here)
     for name in read:
         if name in MODULE_OF:
@@ -86,9 +84,7 @@ def imported_by(tree: ast.Module) -> dict[str, Any]:
 
 
 def _is_harmless(value: Any) -> bool:
-    """Return whether an object cannot pass a test merely by its nature. `unittest.mock.ANY` can, because it equals
-    everything.
-    """
+    """Return whether an object cannot pass a test by its nature, as `unittest.mock.ANY`, equal to all, can."""
     if (getattr(value, "__module__", "") or getattr(value, "__name__", "")).partition(".")[0] in NOT_FOR_PROGRAMS:
         return False
     return (

@@ -32,9 +32,7 @@ class Channel:
         self.broken = False
 
     def send(self, message: Any) -> None:
-        """Send a message. Raises Broken if the other end is gone, and ValueError if the message is too large or cannot
-        be encoded.
-        """
+        """Send a message. Raises Broken if the other end is gone, ValueError if it is too large or not encodable."""
         body = self._dumps(message).encode("ascii")
         if len(body) > LARGEST:
             raise ValueError(
