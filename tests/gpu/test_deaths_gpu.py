@@ -179,7 +179,7 @@ def test_an_engine_is_killed_amid_generation(
     outcome = ended(name, process)
     deaths.check(name, outcome, still)
     course = deaths.course(name)
-    assert "actor_infer rank 0 died: the process died" in course and "actor_infer rank 0 is back after" in course
+    assert "actor_infer rank 0 died: " in course and "actor_infer rank 0 is back" in course
     assert [line["engine/restarts"] for line in deaths.world.metrics(name)[1:]] == [0, 1, 1, 1, 1]
 
 
@@ -202,10 +202,10 @@ def test_an_engine_is_killed_amid_a_broadcast(
         for engine in engine_processes(process.pid):
             engine.kill()
         deaths.wait_for(name, process, " is back after ", step)
-        if "a broadcast of weights was cut off" in deaths.course(name):
+        if "was cut off" in deaths.course(name):
             break
     outcome = ended(name, process)
-    assert "a broadcast of weights was cut off" in deaths.course(name), "no kill interrupted a broadcast"
+    assert "was cut off" in deaths.course(name), "no kill interrupted a broadcast"
     deaths.check(name, outcome, still)
 
 
@@ -219,5 +219,6 @@ def test_killed_trainer_rank_restarts_with_time_shared_devices(
     deaths.world.working_rank(name, process, "actor_train", 1).kill()
     outcome = ended(name, process)
     deaths.check(name, outcome, still)
-    assert "restart 1 of 3: the run continues from the checkpoint of step 2" in deaths.course(name)
+    course = deaths.course(name).splitlines()
+    assert any("restart 1 of 3: " in line and line.endswith(" step 2") for line in course)
     assert [line["run/restarts"] for line in deaths.world.metrics(name)] == [0, 0, 0, 1, 1, 1]

@@ -102,11 +102,11 @@ def test_base_model_learns_to_end_responses(chat: World) -> None:
     assert set(generation["eos_token_id"]) == {PAD_ID, END_ID}, "users of the export stop at both ends"
 
     [said] = [line for line in outcome.output.splitlines() if "ended at the length limit" in line]
-    assert "step 0: every response of heldout" in said
+    assert "step 0: " in said and "response of heldout" in said
     assert "2 tokens (validation.generating_args.max_new_tokens)" in said
     assert "'<|endoftext|>' (" in said and f"'<|im_end|>' (token {END_ID}" in said
     notices = [json.loads(line) for line in (chat.folder / "ends" / "notices.jsonl").read_text().splitlines()]
     without = [step["step"] for step in steps if step["advantage/zero_fraction"] == 1]
     topics = [("val/heldout/at_limit_fraction", 0), *[("advantage/zero_fraction", step) for step in without[:1]]]
     assert [(notice["topic"], notice["step"]) for notice in notices] == topics
-    assert "every response of heldout" in (chat.folder / "ends" / "report.html").read_text()
+    assert "response of heldout" in (chat.folder / "ends" / "report.html").read_text()

@@ -173,10 +173,7 @@ def test_masked_response_counts_in_its_groups_statistics() -> None:
 
 
 def test_unknown_advantage_estimator_names_known_ones() -> None:
-    with pytest.raises(
-        KeyError,
-        match=r"'grpp' \(did you mean 'grpo'\?\); known: dr_grpo, gae, gigpo, gpg, grpo, maxrl, opo, pass_at_k",
-    ):
+    with pytest.raises(KeyError, match=r"'grpp' .*'grpo'\?\); known: dr_grpo, gae, gigpo, "):
         advantages("grpp", scores([1], [0], [".x"]), Normalisation())
 
 

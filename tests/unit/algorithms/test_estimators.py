@@ -85,7 +85,7 @@ def test_remax_subtracts_what_the_greedy_response_got() -> None:
     assert advantages("remax", given_scores, Normalisation(gamma=0.5)).tolist() == [0, 0, 0.5, 0, -0.5, 0, -1]
     # The baseline is clipped with the rewards.
     assert by_response("remax", given_scores, Normalisation(reward_clip=2)) == pytest.approx([0.5, -0.5, 0])
-    with pytest.raises(AssertionError, match="remax needs the rewards of greedy responses"):
+    with pytest.raises(AssertionError, match="remax .* greedy responses"):
         advantages("remax", scores([1], [0], [".x"]), NONE)
 
 

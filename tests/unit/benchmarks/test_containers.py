@@ -17,7 +17,7 @@ def test_every_container_and_format_is_compared(tmp_path: Path, capsys: pytest.C
     assert containers.compare(ROWS, "q", "a", make_tokenizer(FORMATS["qwen2.5"]), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7 * (3 + 3 * 2) + 1
-    assert lines[-1] == "response: identical; assistant: identical; RL prompts: identical"
+    assert lines[-1].count(": identical") == 3
 
 
 def test_a_container_that_changes_rows_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

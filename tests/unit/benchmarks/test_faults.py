@@ -143,10 +143,8 @@ def test_the_table_says_what_was_measured(outcome: dict[str, Any]) -> None:
     # An engine's failure costs (2 + 120) / 32 s, and a rank's failure 12 + 10 + 180 + 5 x 60 s. Each kind occurs once
     # in two hours.
     share = f"**{100 * (1 - (122 / 32 + 502) / 2 / 3600):.1f}%** of the time is spent on training"
-    assert (
-        f"An engine's failure then costs 3.8 s, because 31 other engines continue, and a rank's failure 502 s, and "
-        f"{share}" in text
-    )
+    assert "failure then costs 3.8 s, " in text and "31 other engines" in text
+    assert f"failure 502 s, and {share}" in text
 
 
 def test_simultaneous_failures_are_attributed_to_neither(outcome: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def test_every_experiment_of_the_quickstart_is_run() -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     assert [one.name for one in named("gsm8k_sft,capybara_sft")] == ["gsm8k_sft", "capybara_sft"]
-    with pytest.raises(argparse.ArgumentTypeError, match="there is no experiment gsm8k_stf; give some of gsm8k_rlvr, "):
+    with pytest.raises(argparse.ArgumentTypeError, match="experiment gsm8k_stf; .* gsm8k_rlvr, "):
         named("gsm8k_stf,capybara_sft")
 
 

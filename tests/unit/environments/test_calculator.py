@@ -22,7 +22,7 @@ def test_a_sum_is_calculated_as_python_does() -> None:
 
 @pytest.mark.parametrize("text", ["", "1+", "2**3", "a", "1/2", "(1+2)*3", "__import__('os')", "1.5", "²", "9" * 201])
 def test_what_is_no_sum_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not whole numbers|at most 200 characters"):
+    with pytest.raises(ValueError, match=r"whole numbers|at most 200"):
         calculate(text)
 
 
@@ -67,5 +67,5 @@ def test_a_row_has_its_own_question() -> None:
 
 @pytest.mark.parametrize("given", [{"digits": 0}, {"operators": "/"}, {"operators": ""}])
 def test_other_arguments_are_refused(given: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="give at least 1 digit, and one or more operators"):
+    with pytest.raises(ValueError, match="at least 1 digit"):
         Calculator(**given)  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_the_last_attempt_is_judged_whatever_it_is() -> None:
     assert [(step.reward, step.done) for step in steps] == [(0.0, False), (0.25, True)]
     _, steps = played(SQUARES, [{"role": "assistant", "content": "```rust\nfn main() {}\n```"}] * 2, max_steps=2)
     assert [(step.reward, step.done) for step in steps] == [(0.0, False), (0.0, True)]
-    assert steps[0].messages[0]["content"].startswith("There is no Python program in your message.")
+    assert "no Python program" in str(steps[0].messages[0]["content"])
     assert steps[1].metrics == {"no_program": 1.0, "attempts": 2.0, "success": 0.0}
 
 
@@ -121,5 +121,5 @@ def test_without_a_sandbox_there_is_no_environment(monkeypatch: pytest.MonkeyPat
 
 
 def test_impossible_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be at least 1; they are 0 and 4"):
+    with pytest.raises(ValueError, match="they are 0 and 4"):
         CodeRepl(public_cases=0)

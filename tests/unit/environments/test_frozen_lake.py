@@ -137,7 +137,8 @@ def test_the_templates_are_filled_in() -> None:
     ]
     assert {"A", "Z"} <= set(str(first.state)) <= set("AZ_O\n")
     step = world.step({"role": "assistant", "content": "?"})
-    assert step.messages == [{"role": "user", "content": f"Your action could not be read.\n2|{first.state}|6|64"}]
+    [answer] = step.messages
+    assert answer["role"] == "user" and str(answer["content"]).endswith(f" not be read.\n2|{first.state}|6|64")
     assert "A: me, _: empty" in str(
         FrozenLake(grid_lookup={0: "A"}, grid_vocab={"A": "me"}).reset({}, 0).messages[1]["content"]
     )
@@ -182,5 +183,5 @@ def test_impossible_values_are_refused(environment_args: dict[str, Any], problem
 
 def test_a_lake_of_holes_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll.agents.environments.frozen_lake.DRAWS", 10)
-    with pytest.raises(ValueError, match="none of 10 random maps can be solved; raise p, which is 0.001"):
+    with pytest.raises(ValueError, match="of 10 random maps .*raise p, .*0.001"):
         FrozenLake(size=64, p=0.001).reset({}, 0)

@@ -152,7 +152,5 @@ def test_impossible_values_are_refused(environment_args: dict[str, Any], problem
 
 
 def test_too_many_boxes_for_a_room_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"none of .* random rooms of 5 x 5 suits 6 box\(es\); enlarge dim_room, or lower num_boxes"
-    ):
+    with pytest.raises(ValueError, match=r"rooms of 5 x 5 .* 6 box\(es\); .*dim_room, .*num_boxes"):
         Sokoban(dim_room=(5, 5), num_boxes=6).reset({}, 0)

@@ -45,7 +45,7 @@ def test_the_policy_calls_tools_until_it_answers() -> None:
         )
         unknown = await world.step(called("perl", code=""))
         assert (unknown.done, unknown.metrics) == (False, {"tool_errors": 1.0})
-        assert unknown.messages[0]["content"] == "Error: there is no tool 'perl'."
+        assert unknown.messages[0]["content"].startswith("Error: ") and "'perl'" in unknown.messages[0]["content"]
         end = await world.step({"role": "assistant", "content": "1267650600228229401496703205376"})
         assert (end.done, end.reward, list(end.messages)) == (True, 0.0, [])
         await world.close()

@@ -178,5 +178,5 @@ def test_message_without_calls_yields_no_calls() -> None:
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two tools are named 'plain'"):
+    with pytest.raises(ValueError, match="named 'plain'"):
         Tools([plain, plain])

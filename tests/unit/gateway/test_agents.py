@@ -250,7 +250,7 @@ def test_agent_may_ignore_row_and_output_is_bounded(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr("roll.agents.gateway.agent.MOST_OUTPUT", 1 << 20)
     end = run(run_agent(("yes",), {}, given_environment(), BOUNDS))
-    assert end.status != 0 and end.output == "it wrote more than 1 MiB"
+    assert end.status != 0 and end.output.endswith("more than 1 MiB")
 
 
 @pytest.mark.parametrize(

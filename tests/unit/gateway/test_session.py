@@ -301,9 +301,7 @@ def test_what_the_chat_template_refuses_is_refused() -> None:
             raise TemplateFault("no system message")
 
     async def work(opened: AgentSession) -> None:
-        with pytest.raises(
-            RequestRefused, match="messages: the model's chat template rejects them: no system message"
-        ) as refused:
+        with pytest.raises(RequestRefused, match="messages: .*: no system message") as refused:
             await ask(opened, [USER])
         assert refused.value.status == 400 and "no system message" in opened.refused
 

@@ -30,14 +30,14 @@ def asks_for(**keys: Any) -> ModelConfig:
 
 @ABSENT
 def test_fa2_without_its_package_raises_with_remedy(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match="flash-attn cannot be imported: No module named") as caught:
+    with pytest.raises(ConfigError, match="flash-attn cannot be imported") as caught:
         load_causal_model(str(tiny_model), asks_for(attn_implementation="fa2"))
     assert "use auto" in str(caught.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_liger_without_gpu_raises_with_remedy(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match="liger: true, but there is no GPU") as caught:
+    with pytest.raises(ConfigError, match="liger: true, .* no GPU") as caught:
         load_causal_model(str(tiny_model), asks_for(liger=True))
     assert "remove the key" in str(caught.value)
 

@@ -129,5 +129,5 @@ def test_too_long_packed_sequence_is_refused(tmp_path: Path) -> None:
         return policy(packed_inputs(concatenate(ids, [part > 0 for part in ids]), "cpu"))[0]
 
     assert len(said(10, 16)) == 24
-    with pytest.raises(ValueError, match="sequences of 17 tokens exceed 16, the longest that this model supports"):
+    with pytest.raises(ValueError, match="17 tokens exceed 16, "):
         said(10, 17)

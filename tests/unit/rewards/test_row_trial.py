@@ -118,9 +118,8 @@ def test_a_sandbox_refuses_rows_without_test_cases() -> None:
 
 
 def test_row_problem_uses_words_of_the_reward() -> None:
-    assert problems({"reward": "math_rule"}, [{"ground_truth": "1"}, {"question": "1"}]) == [
-        RowProblem(1, "math_rule", "the row has neither 'ground_truth' nor 'answer'")
-    ]
+    [found] = problems({"reward": "math_rule"}, [{"ground_truth": "1"}, {"question": "1"}])
+    assert (found.index, found.reward) == (1, "math_rule") and "'ground_truth' nor 'answer'" in found.problem
 
 
 def test_each_part_judges_the_rows_and_is_named() -> None:
@@ -157,7 +156,7 @@ def test_reward_without_check_is_tried_per_shape() -> None:
     ]
     found = problems({"reward": "row_rewards:reads"}, rows)
     assert [one.index for one in found] == [2, 6, 4, 5]
-    assert "AttributeError: 'NoneType' object has no attribute 'strip'" in found[0].problem
+    assert "AttributeError: 'NoneType' " in found[0].problem and "'strip'" in found[0].problem
 
 
 def test_reward_is_called_once_for_each_further_shape(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def part(place: str, reward: str, group: bool = False, **reward_args: Any) -> Re
 
 def test_a_reward_is_checked_with_its_arguments() -> None:
     assert reward_of(part("rewards.c", "exact_match", ignore_case=True)) is load_reward("exact_match")
-    with pytest.raises(ConfigError, match=r"rewards\.a\.reward: no reward is named 'absent'"):
+    with pytest.raises(ConfigError, match=r"rewards\.a\.reward: .*named 'absent'"):
         reward_of(part("rewards.a", "absent"))
     with pytest.raises(
         ConfigError, match=r"rewards\.b\.parts\.c\.reward_args: .*unexpected keyword argument 'ignore_cas'"
@@ -238,7 +238,7 @@ def test_plain_functions_do_not_run_side_by_side(tmp_path: Path, monkeypatch: py
     assert [function.__name__ for function in rewards_of("a", (judge, plain), 4)] == ["judge", "plain"]
     assert [function.__name__ for function in rewards_of("a", (plain,), 1)] == ["plain"]
     with pytest.raises(
-        ConfigError, match=r"rewards\.a\.concurrency: 4, but awaited_rewards:plain is a plain function"
+        ConfigError, match=r"rewards\.a\.concurrency: 4, .*awaited_rewards:plain .*plain function"
     ) as caught:
         rewards_of("a", (plain,), 4)
     assert "world_size: 4" in caught.value.faults[0].remedy

@@ -91,7 +91,7 @@ def test_a_step_without_any_verdict_says_why() -> None:
         make_group(0, [make_episode([5], outcome=RewardOutcome.CRASHED, note="ZeroDivisionError: division by zero")]),
         make_group(1, [make_episode([5], outcome=RewardOutcome.TIMED_OUT, note="took longer than 2 s")]),
     ]
-    with pytest.raises(RollError, match="ZeroDivisionError: division by zero; took longer than 2 s"):
+    with pytest.raises(RollError, match="ZeroDivisionError: .*; took longer than"):
         experience(groups, Shaping())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -232,7 +233,7 @@ def test_what_the_chat_template_refuses_is_a_failure(refuses: int) -> None:
         return await episodes(worlds, Engine(counting()), attempts=1, chat=Strict()).play(task(), 5, 11)
 
     episode = run(play)
-    assert episode.stop is StopReason.ENVIRONMENT_FAILED and "two user messages in a row" in episode.reward.note
+    assert episode.stop is StopReason.ENVIRONMENT_FAILED and "two user messages" in episode.reward.note
     assert [world.closed for world in worlds.opened] == [1]
 
 
@@ -244,10 +245,8 @@ def test_observation_longer_than_prompt_length_fails_episode() -> None:
         return await episodes(worlds, Engine(counting())).play(task(), 5, 11)
 
     episode = run(play)
-    assert (
-        episode.stop is StopReason.ENVIRONMENT_FAILED
-        and "216 tokens, more than prompt_length, which is 100" in episode.reward.note
-    )
+    assert episode.stop is StopReason.ENVIRONMENT_FAILED
+    assert re.search(r"216 tokens, .*prompt_length, .*100$", episode.reward.note)
     assert [world.closed for world in worlds.opened] == [1, 1]
 
 
@@ -255,7 +254,7 @@ def test_calls_that_cannot_be_read_are_answered() -> None:
     says = iter(["!add", "!add(2)", "2"])
     world = World([said("2"), DONE])
     episode = one(world, Engine(lambda _: next(says)))
-    assert "tool:Error: this tool call cannot be read, and nothing was done: !add|assistant:" in laid(episode)[0]
+    assert re.search(r"tool:Error: [^|]*: !add\|assistant:", laid(episode)[0])
     assert [message["content"] for message in world.heard] == ["!add(2)", "2"], (
         "the environment does not get the malformed call"
     )

@@ -241,9 +241,9 @@ def test_episodes_weigh_equally_in_every_split(replicas: int, budget: int) -> No
 
 
 def test_a_trajectory_begins_with_what_is_given() -> None:
-    with pytest.raises(AssertionError, match="must begin with given tokens"):
+    with pytest.raises(AssertionError, match="begin with given"):
         step_of(make_episode([5]))
-    with pytest.raises(AssertionError, match="log-probs of some responses but not of others"):
+    with pytest.raises(AssertionError, match="log-probs of some"):
         step_of(
             one_turn(1.0), Episode([make_trajectory(ASKED, replace(sampled([5]), log_probs=None))], RewardResult(0.0))
         )

@@ -88,7 +88,7 @@ def test_a_spoilt_file_is_named(tmp_path: Path, spoil: Any) -> None:
 
 
 def test_a_group_of_another_prompt_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="group of prompt 4, but prompt 5 was drawn"):
+    with pytest.raises(CheckpointError, match="prompt 4, but prompt 5"):
         StoredGroup(4, 0, [], None).of(make_prompt(5))
 
 

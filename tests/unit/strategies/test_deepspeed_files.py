@@ -35,30 +35,25 @@ def written(folder: Path, swapped: bool) -> Path:
 @pytest.mark.parametrize(("swaps", "said"), [(True, "in memory"), (False, "on NVMe")])
 def test_nvme_and_memory_optimizer_states_are_not_mixed(tmp_path: Path, swaps: bool, said: str) -> None:
     folder = written(tmp_path, not swaps)
-    with pytest.raises(CheckpointError, match=f"optimizer states {said}: resume with the same offload_optimizer"):
+    with pytest.raises(CheckpointError, match=f"states {said}: .*same offload_optimizer"):
         load_states(engine(swaps), folder, 1, strict=True)
 
 
 def test_states_on_nvme_go_to_as_many_ranks(tmp_path: Path) -> None:
     folder = written(tmp_path, swapped=True)
-    with pytest.raises(
-        CheckpointError,
-        match="was written by 1 ranks, but there are 2; states on NVMe can only be loaded by the same number",
-    ):
+    with pytest.raises(CheckpointError, match="by 1 ranks, .*are 2; states on NVMe"):
         load_states(engine(swaps=True), folder, 2, strict=True)
 
 
 def test_a_universal_checkpoint_is_not_swapped(tmp_path: Path) -> None:
     (tmp_path / UNIVERSAL).mkdir()
-    with pytest.raises(
-        CheckpointError, match="cannot be loaded with optimizer states on NVMe: set offload_optimizer.device to cpu"
-    ):
+    with pytest.raises(CheckpointError, match="NVMe: set offload_optimizer.device to cpu"):
         load_states(engine(swaps=True), tmp_path, 1, strict=True)
 
 
 def test_states_on_nvme_are_not_converted(tmp_path: Path) -> None:
     folder = written(tmp_path, swapped=True)
-    with pytest.raises(CheckpointError, match="on NVMe: resume the run"):
+    with pytest.raises(CheckpointError, match="on NVMe: resume"):
         trained_weights(folder, as_held=False)
-    with pytest.raises(CheckpointError, match="on NVMe: resume the run"):
+    with pytest.raises(CheckpointError, match="on NVMe: resume"):
         to_universal(folder, tmp_path / "out")

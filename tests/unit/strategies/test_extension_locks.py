@@ -86,10 +86,8 @@ def test_unheld_lock_is_removed_without_waiting(folder: Path, caplog: pytest.Log
     assert extension_locks(extension_cache()) == [module.ExtensionLock(lock, None)]
     with turn_to_compile(folder, 0.0, ME):
         assert not lock.exists()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{ME} removed a lock: {lock} was left by a process that is gone"
-    ]
-    assert caplog.records[0].levelno == logging.WARNING
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING and record.getMessage().startswith(f"{ME} removed a lock: {lock} ")
     assert extension_locks(extension_cache()) == []
 
 
@@ -98,7 +96,7 @@ def test_lock_of_living_holder_stays_until_killed(folder: Path, caplog: pytest.L
     with held(lock) as process:
         name = rf"process {process.pid} \(.*python.* -c .*\) holds {lock}"
         with (
-            pytest.raises(TimeoutError, match=f"{ME} waited 0 s to compile cpu_adam: {name}; end that process"),
+            pytest.raises(TimeoutError, match=f"{ME} waited 0 s .* cpu_adam: {name}; end that"),
             turn_to_compile(folder, 0.0, ME),
         ):
             pass
@@ -141,9 +139,7 @@ def test_where_a_process_may_be_elsewhere_age_decides(folder: Path, monkeypatch:
     lock.touch()
     on_network_mount(monkeypatch)
     with (
-        pytest.raises(
-            TimeoutError, match="a process of another host, container or user, which cannot be seen from here, holds"
-        ),
+        pytest.raises(TimeoutError, match="another host, container"),
         turn_to_compile(folder, 0.0, ME),
     ):
         pass
@@ -206,7 +202,7 @@ def test_process_holding_the_turn_is_named(folder: Path, caplog: pytest.LogCaptu
     other = folder.with_name("async_io")
     with turn_to_compile(folder, 0.0, ME):
         with (
-            pytest.raises(TimeoutError, match=f"to compile async_io: another process of roll holds .*{module.TURN}"),
+            pytest.raises(TimeoutError, match=f"async_io: another process .*{module.TURN}"),
             turn_to_compile(other, 0.0, ME),
         ):
             pass

@@ -175,7 +175,7 @@ def test_non_finite_gradient_without_zero_changes_nothing(kind: str) -> None:
 def test_every_name_makes_an_optimizer_or_is_refused() -> None:
     names = get_args(TrainingConfig.model_fields["optimizer"].annotation)
     assert set(names) == {*OPTIMIZERS, *REMOVED}
-    with pytest.raises(ConfigError, match="keeps its states on a GPU"):
+    with pytest.raises(ConfigError, match="adamw_8bit.* on a GPU"):
         make_optimizer(Model(), arguments(optimizer="adamw_8bit"), Place(RANK, 2, offloaded=False))
 
 

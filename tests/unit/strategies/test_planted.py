@@ -91,10 +91,7 @@ def test_planted_checkpoint_object_is_refused_unexecuted(
     made = tmp_path / "made"
     folder = checkpoint(tmp_path, {kind: made})
     name = MODEL if kind == "model" else STATES
-    with pytest.raises(
-        CheckpointError,
-        match=rf"{TAG}/{name} contains an object that roll does not write.*: posix\.mkdir\. Nothing was executed",
-    ):
+    with pytest.raises(CheckpointError, match=rf"{TAG}/{name} .*: posix\.mkdir\. Nothing was executed"):
         read(folder)
     assert not made.exists()
     assert FORCE not in os.environ
@@ -102,7 +99,7 @@ def test_planted_checkpoint_object_is_refused_unexecuted(
 
 def test_planted_object_in_universal_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, {"model": tmp_path / "made"}, UNIVERSAL)
-    with pytest.raises(CheckpointError, match=rf"{UNIVERSAL}/{MODEL} contains an object that roll does not write"):
+    with pytest.raises(CheckpointError, match=rf"{UNIVERSAL}/{MODEL} contains an object"):
         load_states(Engine(), folder, 1, strict=True)
     assert not (tmp_path / "made").exists()
 
@@ -129,7 +126,7 @@ def test_random_states_come_back(tmp_path: Path) -> None:
 
 def test_random_states_that_would_run_are_refused(tmp_path: Path) -> None:
     torch.save({"python": Planted(tmp_path / "made")}, file := random_file(tmp_path, 0))
-    with pytest.raises(CheckpointError, match="random_rank0.pt contains an object that roll does not write"):
+    with pytest.raises(CheckpointError, match="random_rank0.pt contains an object"):
         load(file)
     assert not (tmp_path / "made").exists()
 

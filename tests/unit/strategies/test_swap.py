@@ -114,7 +114,7 @@ def test_swap_folder_of_dead_process_is_removed(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     swap = own_swap(swapping(tmp_path / "none"), RANK)
-    with pytest.raises(ConfigError, match="is not a writable folder on this host") as raised, swap:
+    with pytest.raises(ConfigError, match="writable folder") as raised, swap:
         pass
     zero = "critic.strategy_args.strategy_config.zero_optimization"
     assert [fault.place for fault in raised.value.faults] == [

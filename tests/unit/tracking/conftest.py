@@ -121,7 +121,7 @@ def of_several_turns(group: Callable[..., RolloutGroup]) -> RolloutGroup:
         return Segment(np.arange(3, dtype=np.int32), True, zero, [VersionRun(0, 3)], text)
 
     answer = given(np.arange(2, dtype=np.int32), "<tool>391</tool>")
-    tool = Trajectory([asked, say("Let me ask the tool."), answer, say("It is 391.")], StopReason.MAX_TURNS)
+    tool = Trajectory([asked, say("Let me ask."), answer, say("It is 391.")], StopReason.MAX_TURNS)
     first = Trajectory([asked, say("A long thought.")], StopReason.CONTEXT_FULL)
     second = Trajectory([given(np.arange(5, dtype=np.int32), "In short: 17 · 23"), say("391")], StopReason.COMPLETED)
     return RolloutGroup(

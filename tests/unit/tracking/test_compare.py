@@ -72,7 +72,7 @@ def test_places_that_are_no_runs_are_all_named(write: Write, tmp_path: Path) -> 
     empty, gone = error.value.faults
     assert (empty.place, gone.place) == (str(tmp_path / "empty"), str(tmp_path / "gone"))
     assert "no metrics.jsonl" in empty.problem and "no such folder" in gone.problem
-    with pytest.raises(DataError, match="this is the only run"):
+    with pytest.raises(DataError, match="the only run"):
         find_runs([run, run / "."])
 
 
@@ -156,7 +156,7 @@ def test_different_pipelines_compare_by_common_keys(write: Write) -> None:
     ]
     found = compare_runs(folders)
     assert found.keys == {"pipeline": ["sft", "rlvr"], "seed": ["1", "2"]} and found.same_keys == 1, "pretrain"
-    assert "2 of 3 common configuration keys differ" in comparison_text(found, 80)
+    assert "2 of 3 common" in comparison_text(found, 80)
     same = compare_runs(folders[:1] + [write("longer", pipeline="sft", max_steps=9)])
     assert "common" not in comparison_text(same, 80)
 
@@ -174,7 +174,8 @@ def test_differently_computed_losses_have_no_best(key: str, tmp_path: Path) -> N
     assert marks["val/x/accuracy"] == [True] * 3, "only losses depend on it"
     assert marks["dpo/loss"] == [True, False, True], "the runs with this loss have the same value of the key"
     found = compare_runs([tmp_path])
-    assert f"val/x/loss is not comparable because {key} differs" in re.sub(r"\s+", " ", comparison_text(found, 80))
+    text = re.sub(r"\s+", " ", comparison_text(found, 80))
+    assert "val/x/loss is not comparable" in text and f"because {key} differs" in text
     assert f"not comparable: {key} differs" in render(comparison_page(found))
 
 
@@ -207,7 +208,7 @@ def test_runs_with_nothing_in_common_are_refused(tmp_path: Path, write: Write) -
     tracker = JsonlTracker(tmp_path / "sft")
     tracker.log(1, {"sft/loss": 1.0, "epoch": 0.5})
     tracker.close()
-    with pytest.raises(DataError, match="no metric is common to two of these runs"):
+    with pytest.raises(DataError, match="no metric is common"):
         compare_runs([write("rlvr"), tmp_path / "sft"])
 
 
@@ -261,8 +262,5 @@ def test_the_command(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture
     failed = subprocess.run(
         [*command, "nothing"], cwd=root, capture_output=True, text=True, timeout=limits.PROCESS, check=False
     )
-    assert (
-        failed.returncode == 2
-        and "nothing: there is no such folder" in failed.stderr
-        and "Traceback" not in failed.stderr
-    )
+    assert failed.returncode == 2 and "nothing: " in failed.stderr and "no such folder" in failed.stderr
+    assert "Traceback" not in failed.stderr

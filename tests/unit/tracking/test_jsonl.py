@@ -42,9 +42,9 @@ def test_full_disk_raises_with_the_file(tmp_path: Path, group: Callable[..., Rol
     tracker.close()
     with Path("/dev/full").open("ab", buffering=0) as full:
         tracker._metrics = tracker._samples = full
-        with pytest.raises(RollError, match=r"^/dev/full: cannot be written: .*No space left.*; free space"):
+        with pytest.raises(RollError, match=r"^/dev/full: .*No space left.*; free space"):
             tracker.log(1, {"reward/mean": 0.5})
-        with pytest.raises(RollError, match=r"^/dev/full: cannot be written: .*No space left.*; free space"):
+        with pytest.raises(RollError, match=r"^/dev/full: .*No space left.*; free space"):
             tracker.samples(1, [group(1)])
         tracker.close()
 
@@ -132,14 +132,14 @@ def test_samples_show_the_segments_of_several_turns(tmp_path: Path, of_several_t
     tracker.close()
     [record], _ = read_lines(tmp_path / SAMPLES_FILE)
     tool, compacted = record["responses"]
-    assert (tool["text"], tool["length"], tool["finish_reason"]) == ("Let me ask the tool.It is 391.", 6, "max_turns")
+    assert (tool["text"], tool["length"], tool["finish_reason"]) == ("Let me ask.It is 391.", 6, "max_turns")
     asked = {"role": "environment", "sampled": False, "text": record["prompt"], "length": 24}
     assert tool["trajectories"] == [
         {
             "stop": "max_turns",
             "segments": [
                 asked,
-                {"role": "assistant", "sampled": True, "text": "Let me ask the tool.", "length": 3, "reward": 0.25},
+                {"role": "assistant", "sampled": True, "text": "Let me ask.", "length": 3, "reward": 0.25},
                 {"role": "environment", "sampled": False, "text": "<tool>391</tool>", "length": 2},
                 {"role": "assistant", "sampled": True, "text": "It is 391.", "length": 3, "reward": 0.5},
             ],

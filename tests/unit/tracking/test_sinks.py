@@ -108,7 +108,7 @@ def test_full_disk_of_log_is_reported_once(tmp_path: Path, capsys: pytest.Captur
         for _ in range(3):
             logging.getLogger().info("a detail")
     told = capsys.readouterr().err
-    assert told.count("driver.log cannot be written: [Errno 28] No space left") == 1 and "Traceback" not in told
+    assert told.count("driver.log cannot be written: [Errno 28]") == 1 and "Traceback" not in told
 
 
 def test_a_second_process_appends_to_the_log(tmp_path: Path) -> None:

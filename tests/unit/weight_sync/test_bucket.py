@@ -82,7 +82,7 @@ def test_a_flipped_byte_is_noticed(bucket: Bucket, where: int) -> None:
     content = bytearray(path.read_bytes())
     content[where] ^= 1
     path.write_bytes(content)
-    with pytest.raises(WeightSyncError, match=f"the checksum of .* but {bucket.checksum} was sent"):
+    with pytest.raises(WeightSyncError, match=f"checksum .* {bucket.checksum} was sent"):
         read_bucket(bucket)
 
 
@@ -94,7 +94,7 @@ def test_a_cut_file_is_noticed(bucket: Bucket) -> None:
 
 def test_missing_bucket_file_raises_with_requirement(bucket: Bucket) -> None:
     os.remove(bucket.path)
-    with pytest.raises(WeightSyncError, match="is gone; trainer and engine must share a host"):
+    with pytest.raises(WeightSyncError, match="share a host"):
         verify_file(bucket)
 
 
@@ -110,7 +110,7 @@ def test_tensor_differing_from_sent_is_named(bucket: Bucket, change: dict[str, o
 
 
 def test_a_tensor_that_was_not_announced_is_named(bucket: Bucket) -> None:
-    with pytest.raises(WeightSyncError, match="tensors arrived that were not sent: model.b"):
+    with pytest.raises(WeightSyncError, match="were not sent: model.b"):
         read_bucket(replace(bucket, tensors=bucket.tensors[1:]))
 
 

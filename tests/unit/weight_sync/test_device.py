@@ -97,7 +97,7 @@ def test_a_bit_that_flipped_is_found() -> None:
     assert buffer is not None
     arrived = buffer.clone()
     arrived[3] ^= 1
-    with pytest.raises(WeightSyncError, match="the checksum of the bucket embed to head is"):
+    with pytest.raises(WeightSyncError, match="checksum .*embed to head"):
         verified_tensors(arrived, bucket)
 
 
@@ -155,7 +155,7 @@ def test_death_of_member_ends_the_rendezvous(rendezvous: Rendezvous) -> None:
         ]
         cut_off(rendezvous)  # the third member never joins
         for future in waiting:
-            with pytest.raises(WeightSyncError, match="cut off before all of its members had joined"):
+            with pytest.raises(WeightSyncError, match="cut off before"):
                 future.result(limits.CALL / 2)
 
 

@@ -205,7 +205,7 @@ def test_an_adapter_travels_as_a_peft_folder(tmp_path: Path) -> None:
 def test_an_engine_at_another_version_is_an_error(tmp_path: Path) -> None:
     weight_sync, _, engines = sync(tmp_path)
     engines.stuck_engine = True
-    with pytest.raises(WeightSyncError, match="engine 1 is at policy version 0 after a sync to 4"):
+    with pytest.raises(WeightSyncError, match="engine 1 .* version 0 .* 4"):
         asyncio.run(weight_sync.push(4))
     assert weight_sync.versions == {0: 4, 1: 0}
 
@@ -339,8 +339,8 @@ def test_death_amid_broadcast_gives_up_the_others(tmp_path: Path, at: str, caplo
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at = {1: at}
     assert asyncio.run(weight_sync.push(1)) == []
-    cause = "a broadcast of weights was cut off: actor_infer rank 1: the process died"
-    assert engines.given_up == [(0, cause)] and caplog.messages == [cause]
+    [cause] = caplog.messages
+    assert "was cut off: actor_infer rank 1: " in cause and engines.given_up == [(0, cause)]
     assert sender.cut == [rendezvous for _, rendezvous in sender.opened], (
         "otherwise the trainer would wait for the engine that died"
     )
@@ -362,9 +362,7 @@ def test_trainer_missing_from_broadcast_is_late(tmp_path: Path, monkeypatch: pyt
     weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
     engines.dies_at, engines.error = {1: "open"}, WorkerWaited
     sender.stays_away = True
-    with pytest.raises(
-        WorkerLate, match="^actor_train rank 0: actor_train did not join a collective operation .* engine 1 waited$"
-    ):
+    with pytest.raises(WorkerLate, match="^actor_train rank 0: actor_train did not join .* engine 1 waited$"):
         asyncio.run(weight_sync.push(1))
 
 
@@ -398,9 +396,5 @@ def test_absent_member_is_named_instead_of_waiters(monkeypatch: pytest.MonkeyPat
             {"actor_train": fail(waited), "actor_infer rank 0": fail(waited), "actor_infer rank 1": never}
         )
 
-    said = (
-        "^actor_infer rank 1 did not join a collective operation of the weight sync in which actor_train, actor_infer "
-        "rank 0 waited$"
-    )
-    with pytest.raises(WeightSyncError, match=said):
+    with pytest.raises(WeightSyncError, match="^actor_infer rank 1 did .* actor_train, actor_infer rank 0 waited$"):
         asyncio.run(broadcast())

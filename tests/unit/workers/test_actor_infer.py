@@ -176,7 +176,7 @@ def test_a_sample_that_an_engine_forgets_is_missed() -> None:
         group.forgets.add(1)
         for seed in range(3):
             group.gates[seed].set()
-        with pytest.raises(RollError, match="actor_infer rank 0 ended a request without 2 of its 3 samples"):
+        with pytest.raises(RollError, match="actor_infer rank 0 .* 2 of its 3 samples"):
             await whole(actor_infer.generate(PROMPT, Sampling(1, samples=3), 0))
 
     run(scenario, engines=1, most=None)

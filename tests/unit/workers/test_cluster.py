@@ -86,15 +86,15 @@ def test_death_of_head_ends_work_as_cause(tmp_path: Path) -> None:
         async def work() -> None:
             async with session.watched():
                 await asyncio.sleep(0.01)
-            reached.append("work that ends by itself")
+            reached.append("the end")
             async with session.watched():
                 head.kill()
                 await asyncio.sleep(limits.CALL)
                 reached.append("never")
 
-        with pytest.raises(cluster.ClusterUnavailable, match="Ray: its process .* on this host died"):
+        with pytest.raises(cluster.ClusterUnavailable, match="Ray: its process .* died"):
             asyncio.run(work())
-    assert reached == ["work that ends by itself"]
+    assert reached == ["the end"]
 
 
 def test_stopped_head_ends_work_despite_blocked_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +110,7 @@ def test_stopped_head_ends_work_despite_blocked_loop(tmp_path: Path, monkeypatch
                 process.wait(limits.END)  # block the event loop, as a call to the stopped GCS would
                 await asyncio.sleep(limits.CALL)
 
-        with pytest.raises(
-            cluster.ClusterUnavailable, match=r"Ray: its process .* on this host was stopped \(SIGSTOP\)"
-        ):
+        with pytest.raises(cluster.ClusterUnavailable, match=r"Ray: its process .* stopped \(SIGSTOP\)"):
             asyncio.run(work())
 
 

@@ -135,7 +135,7 @@ def test_last_engine_retiring_ends_the_run() -> None:
         group.faults = {1: [WorkerDied("actor_infer", 1, f"death {number}") for number in range(RESTARTS.most)]}
         await asyncio.sleep(1)
         group.kill(1)
-        said = "^actor_infer rank 1: it was restarted 5 times, like all other engines, and died again: death 4$"
+        said = "^actor_infer rank 1: .* 5 times, .*: death 4$"
         for waiting in (answer, engines.pool.until(lambda: False), whole(engines.generate(PROMPT, Sampling(1), 10))):
             with pytest.raises(WorkerDied, match=said):
                 await waiting
@@ -160,11 +160,7 @@ def test_engine_dying_twice_of_first_request_ends_run(caplog: pytest.LogCaptureF
         await back(engines, 0)
         await asyncio.sleep(1)
         group.kill(0)
-        said = (
-            r"^actor_infer rank 0: on host 10\.0\.0\.0, it died twice of the same exception before .*: "
-            r"RuntimeError: "
-            r"no kernel;"
-        )
+        said = r"^actor_infer rank 0: on host 10\.0\.0\.0, .*twice .*: RuntimeError: no kernel;"
         for waiting in (answer, engines.pool.until(lambda: False)):
             with pytest.raises(WorkerDied, match=said):
                 await waiting
@@ -173,7 +169,7 @@ def test_engine_dying_twice_of_first_request_ends_run(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING):
         run(scenario, Engines(1, lambda seed: limits.RUN))
     first, _, last = caplog.messages
-    assert "died: RuntimeError: no kernel; process 0 died. It restarts (1 of 5)" in first
+    assert "RuntimeError: no kernel; " in first and "process 0 died" in first and "(1 of 5)" in first
     assert "is not restarted again" in last
 
 
@@ -221,7 +217,7 @@ def test_restart_failing_like_first_death_is_last() -> None:
         group.faults = {0: [WorkerFailed("actor_infer", 0, "OSError: no kernel (process 12)")]}
         group.log[0] = fatal("OSError: no kernel (process 11)")
         engines.pool.report_dead(0, "process 0 died")
-        with pytest.raises(WorkerDied, match=r"died twice of the same exception .*: OSError: no kernel"):
+        with pytest.raises(WorkerDied, match=r"twice .*: OSError: no kernel"):
             await engines.pool.until(lambda: False)
         assert engines.pool.restarts == 1
 

@@ -16,7 +16,7 @@ from roll.ray.cluster import ClusterUnavailable, join_cluster, start_cluster
 @pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265"])
 def test_client_and_dashboard_addresses_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ClusterUnavailable, match=f"'{address}' is the address of a Ray client server or dashboard"):
+    with pytest.raises(ClusterUnavailable, match=f"'{address}' .*client server or dashboard"):
         join_cluster()
     with pytest.raises(SystemExit) as ended:
         survey.main()

@@ -63,9 +63,7 @@ def test_too_few_gpus_are_reported_per_node(
 ) -> None:
     nodes += [node(f"10.0.0.{number}", count) for number, count in enumerate(counts, 1)]
     needed = -(-gpus // 8)
-    with pytest.raises(
-        ConfigError, match=rf"asks for {gpus} GPUs on {needed} node\(s\) of 8 each; .* by address, have {counted}"
-    ):
+    with pytest.raises(ConfigError, match=rf"for {gpus} GPUs on {needed} node\(s\) .* have {counted}"):
         check_gpus(gpus, 8)
 
 
@@ -82,7 +80,7 @@ def test_no_gpus_fault_explains_cpu_run(
     with pytest.raises(ConfigError, match=rf"device_mapping: asks for 8 GPUs, and {where}") as raised:
         check_gpus(8, 8)
     remedy = str(raised.value).partition("\n")[2]
-    assert "leave device_mapping out of every role: ~actor_train.device_mapping ~actor_infer.device_mapping" in remedy
+    assert "~actor_train.device_mapping ~actor_infer.device_mapping" in remedy
 
 
 def test_enough_gpus_pass(nodes: list[dict[str, Any]]) -> None:

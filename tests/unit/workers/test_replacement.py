@@ -105,10 +105,7 @@ def test_a_replacement_that_dies_as_it_starts_counts() -> None:
 
 def test_worker_always_dying_ends_run_with_cause() -> None:
     group = Group(lambda rank, method: None if method == "replace" else DIED)
-    with pytest.raises(
-        WorkerFailed,
-        match=f"rewards.d.*1.*the process died; it has been replaced {REPLACEMENTS.most} times within an hour",
-    ):
+    with pytest.raises(WorkerFailed, match=f"rewards.d.*1.*the process died; .*replaced {REPLACEMENTS.most} times"):
         asyncio.run(replaced(group).one(1, limits.CALL, Worker.double, 4))
     assert group.process == [0, REPLACEMENTS.most]
 

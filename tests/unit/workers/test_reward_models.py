@@ -77,7 +77,7 @@ def test_an_engine_answers_as_often_as_told() -> None:
 def test_message_exceeding_judge_context_is_not_asked() -> None:
     group = Group([completion("yes"), completion("no")])
     reply = asyncio.run(engine_judge(group).ask("sevens!"))
-    assert not group.calls and "has 7 tokens, but its context leaves room for only 6" in reply.failure
+    assert not group.calls and "has 7 tokens, " in reply.failure and "only 6" in reply.failure
     assert asyncio.run(engine_judge(group).ask("sixsix")).answers == ("yes", "no")
 
 
