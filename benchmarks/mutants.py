@@ -114,7 +114,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "age of a stored group lost": Mutant(
         "roll/rollout/scheduler.py",
-        "            self._window.set_age(ordinal, stored.age)\n",
+        "        self._window.set_age(ordinal, stored.age)\n",
         "",
         "rollout/test_stored.py::test_stored_groups_keep_their_ages",
     ),

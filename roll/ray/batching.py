@@ -28,6 +28,7 @@ import asyncio
 import inspect
 import pickle
 import sys
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
@@ -147,6 +148,49 @@ def to_ranks(arguments: Sequence[T], replica_size: int) -> list[T]:
 def firsts(results: Sequence[T], replica_size: int) -> list[T]:
     """Select the results of the first rank of each replica."""
     return list(results[::replica_size])
+
+
+FLOOR_SECONDS = 600.0
+"""Smallest limit in seconds for a call, however short previous calls were."""
+LONGEST_TIMES = 3.0
+"""A call counts as stuck after this many times the duration of the longest previous call."""
+
+
+class Paced(Ranks[S]):
+    """Ranks whose calls fail before the deadline if they take far longer than earlier calls."""
+
+    def __init__(self, ranks: Ranks[S]) -> None:
+        self._ranks, self._times, self.replica_size = ranks, CallTimes(), ranks.replica_size
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
+        """See `Ranks`."""
+        began = time.monotonic()
+        results = await self._ranks.run(method, arguments, self._times.limit(method, seconds))
+        self._times.note(method, time.monotonic() - began)
+        return results
+
+
+class CallTimes:
+    """Durations of a role's calls by method, from which the limit of the next call is derived."""
+
+    def __init__(self) -> None:
+        self._longest: dict[str, float] = {}
+
+    def note(self, method: str, seconds: float) -> None:
+        """Record the duration of a call."""
+        self._longest[method] = max(seconds, self._longest.get(method, 0.0))
+
+    def limit(self, method: str, deadline: float) -> float:
+        """Return the seconds after which a call counts as stuck.
+
+        They are `LONGEST_TIMES` times the longest earlier call, at least `FLOOR_SECONDS`, and at most the deadline. The
+        limit of a method's first call, which may compile, is its deadline.
+        """
+        longest = self._longest.get(method)
+        return deadline if longest is None else min(deadline, max(FLOOR_SECONDS, LONGEST_TIMES * longest))
 
 
 REASONS = {reason.value: reason for reason in FinishReason}

@@ -25,8 +25,8 @@ from roll.errors import (
     WorkerLate,
     WorkerWaited,
 )
-from roll.ray.batching import Answers, BatchedCaller, Failure, Ranks
-from roll.ray.liveness import Paced, WorkerProcess, is_own
+from roll.ray.batching import Answers, BatchedCaller, Failure, Paced, Ranks
+from roll.ray.liveness import WorkerProcess, is_own
 from roll.ray.placement import WorkerPlacement, address_of
 from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process
 from roll.ray.role_signs import RankState, work_of

@@ -1,4 +1,4 @@
-"""Finds dead and stopped ranks that no caller has noticed, and fails calls that make no progress.
+"""Finds dead and stopped ranks that no caller has noticed.
 
 Ray reports the death of a process only to its callers. It reports neither stopped processes (SIGSTOP) nor the death of
 a process that nobody calls. Therefore the kernel's state of every process of a role is checked on the process's own
@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import WorkerDied
-from roll.ray.batching import Ranks
 from roll.system.event_loop import guarded
 from roll.system.signs import ProcessActivity, process_activity
 from roll.system.tree import Problem, ProcessFinding, end_family, find_stopped
 
-S = TypeVar("S", covariant=True)
 LOG = logging.getLogger(__name__)
 EVERY = 2.0
 """Seconds between two checks."""
@@ -36,10 +33,6 @@ ANSWER_SECONDS = 10.0
 """Deadline in seconds for a node's report. A late node is queried again at the next check."""
 HEARD_SECONDS = 5.0
 """Seconds after which a pending call on a dead process has failed, with an error that says how it ended."""
-FLOOR_SECONDS = 600.0
-"""Smallest limit in seconds for a call, however short previous calls were."""
-LONGEST_TIMES = 3.0
-"""A call counts as stuck after this many times the duration of the longest previous call."""
 
 
 @dataclass(frozen=True)
@@ -240,40 +233,3 @@ class Probe:
 
 def _activities(asked: Sequence[tuple[int | None, Path, int]]) -> list[ProcessActivity]:
     return [process_activity(*one) for one in asked]
-
-
-class Paced(Ranks[S]):
-    """Ranks whose calls fail before the deadline if they take far longer than earlier calls."""
-
-    def __init__(self, ranks: Ranks[S]) -> None:
-        self._ranks, self._times, self.replica_size = ranks, CallTimes(), ranks.replica_size
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-    async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
-        """See `Ranks`."""
-        began = time.monotonic()
-        results = await self._ranks.run(method, arguments, self._times.limit(method, seconds))
-        self._times.note(method, time.monotonic() - began)
-        return results
-
-
-class CallTimes:
-    """Durations of a role's calls by method, from which the limit of the next call is derived."""
-
-    def __init__(self) -> None:
-        self._longest: dict[str, float] = {}
-
-    def note(self, method: str, seconds: float) -> None:
-        """Record the duration of a call."""
-        self._longest[method] = max(seconds, self._longest.get(method, 0.0))
-
-    def limit(self, method: str, deadline: float) -> float:
-        """Return the seconds after which a call counts as stuck.
-
-        They are `LONGEST_TIMES` times the longest earlier call, at least `FLOOR_SECONDS`, and at most the deadline. The
-        limit of a method's first call, which may compile, is its deadline.
-        """
-        longest = self._longest.get(method)
-        return deadline if longest is None else min(deadline, max(FLOOR_SECONDS, LONGEST_TIMES * longest))

@@ -83,14 +83,13 @@ class SingleTurns:
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. Several prompts may be sampled at the same time."""
         sampling, locate = self.sampling, self.locate
-        drawing = [self.generator.generate(prompt.token_ids, sampling, seed)]
+        answer = self.generator.generate(prompt.token_ids, sampling, seed)
         if self.greedy_baseline:
             greedy = replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1)
-            drawing.append(self.generator.generate(prompt.token_ids, greedy, seed))
-        async with aclosing(_Scored(prompt, self.scorer)) as scored:
-            await gather_or_cancel(
-                [scored.draw(answer, sampling.samples * number) for number, answer in enumerate(drawing)]
-            )
+            answer = followed(answer, sampling.samples, self.generator.generate(prompt.token_ids, greedy, seed))
+        async with aclosing(_Scored(prompt, self.scorer)) as scored, aclosing(answer):
+            async for ended in answer:
+                scored.add(ended)
             completions, results = await scored.group()
         episodes = single_turns(prompt, completions, results)
         if locate:
@@ -116,14 +115,11 @@ class _Scored:
         self._completions: dict[int, Completion] = {}
         self._scorings: list[tuple[list[int], asyncio.Task[Sequence[RewardResult]]]] = []
 
-    async def draw(self, answer: AsyncGenerator[NumberedCompletions, None], first: int) -> None:
-        """Collect completions as they end. `first` is the sample number of the first completion of `answer`."""
-        async with aclosing(answer):
-            async for ended in answer:
-                numbers = [first + number for number, _ in ended]
-                self._completions |= zip(numbers, (completion for _, completion in ended), strict=True)
-                if not self._compares:
-                    self._score(numbers)
+    def add(self, ended: NumberedCompletions) -> None:
+        """Add completions that ended together, and start scoring them unless the reward compares all of them."""
+        self._completions |= ended
+        if not self._compares:
+            self._score([number for number, _ in ended])
 
     def _score(self, numbers: list[int]) -> None:
         scoring = self._scorer.score(self._prompt, [self._completions[number].text for number in numbers])
@@ -144,6 +140,29 @@ class _Scored:
         """Cancel scoring that is still in progress."""
         for _, scoring in self._scorings:
             scoring.cancel()
+
+
+async def followed(
+    first: AsyncGenerator[NumberedCompletions, None], samples: int, second: AsyncGenerator[NumberedCompletions, None]
+) -> AsyncGenerator[NumberedCompletions, None]:
+    """Yield the completions of two concurrent requests as they end. Those of `second` are numbered from `samples`."""
+    ended: asyncio.Queue[NumberedCompletions | BaseException | None] = asyncio.Queue()
+
+    async def forward(answer: AsyncGenerator[NumberedCompletions, None], begin: int) -> None:
+        async with aclosing(answer):
+            async for numbered in answer:
+                ended.put_nowait([(begin + number, completion) for number, completion in numbered])
+
+    tasks = [asyncio.create_task(forward(first, 0)), asyncio.create_task(forward(second, samples))]
+    asyncio.gather(*tasks).add_done_callback(lambda both: ended.put_nowait(both.exception()))
+    try:
+        while (numbered := await ended.get()) is not None:
+            if isinstance(numbered, BaseException):
+                raise numbered
+            yield numbered
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
@@ -336,7 +336,9 @@ class RolloutScheduler:
         self._batch_size = batch_size
         self._window = Window(batch_size, async_generation_ratio, window or batch_size)
         self._seed = seed
-        self._most_batches, self._keep, self._finished_one = most_batches, keep, finished
+        self._is_dynamic, self._most_groups = most_batches is not None, (most_batches or 1) * batch_size
+        self._keep: Keep = keep if self._is_dynamic else lambda group: True
+        self._finished_one = finished
         self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
         self._stored: dict[
             int, StoredGroup
@@ -356,26 +358,40 @@ class RolloutScheduler:
                 groups.
         """
         self._failed_groups = 0
-        if self._most_batches is None:
-            groups = await self._next_groups(self._batch_size)
-            self._window.next_step()
-            return groups
         kept: list[RolloutGroup] = []
         dropped: list[RolloutGroup] = []
-        left = self._most_batches * self._batch_size
-        while left and len(kept) < self._batch_size:
-            groups = await self._next_groups(min(self._batch_size - len(kept), left))
-            left -= len(groups)
-            for group in groups:
+        while len(kept) < self._batch_size and (left := self._most_groups - len(kept) - len(dropped)):
+            wanted = min(self._batch_size - len(kept), left)
+            while self._window.has_room(wanted):
+                position, [prompt] = self._source.state_dict(), self._source.draw(1)
+                ordinal = self._window.draw()
+                if ordinal is None:
+                    continue
+                group = self._restored(ordinal, prompt)
+                if group is None:
+                    seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
+                    group = asyncio.create_task(self._sampler.sample(prompt, seed))
+                group.add_done_callback(self._tell_finished)
+                self._in_flight[ordinal] = _InFlight(position, group)
+            for group in self._without_failed(await self._finished(wanted)):
                 (kept if self._keep(group) else dropped).append(group)
-        missing = self._batch_size - len(kept)
-        if missing:
+        filling = dropped[: self._batch_size - len(kept)]
+        if self._is_dynamic:
+            self._count_dropped(kept, dropped, filling)
+        self._window.next_step()
+        return kept + filling
+
+    def _count_dropped(
+        self, kept: Sequence[RolloutGroup], dropped: Sequence[RolloutGroup], filling: Sequence[RolloutGroup]
+    ) -> None:
+        """Set the metrics of dynamic sampling, and warn of a step that is filled up."""
+        if filling:
             message = (
                 "dynamic_sampling kept %d of %d drawn groups, but a step has %d: it is filled up with the oldest "
                 "dropped groups"
             )
             LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)
-        thrown_away = dropped[missing:]
+        thrown_away = dropped[len(filling) :]
         self._metrics = {
             "sampling/drawn_groups": float(len(kept) + len(dropped)),
             "sampling/dropped_groups": float(len(thrown_away)),
@@ -383,8 +399,6 @@ class RolloutScheduler:
                 sum(episode.length for group in thrown_away for episode in group.episodes)
             ),
         }
-        self._window.next_step()
-        return kept + dropped[:missing]
 
     def metrics(self) -> Metrics:
         """Return metrics of the last step: with dynamic sampling, the numbers of drawn and dropped groups and of
@@ -394,27 +408,25 @@ class RolloutScheduler:
         """
         return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
 
-    async def _next_groups(self, count: int) -> list[RolloutGroup]:
-        """Return the next `count` finished groups without a failed environment."""
-        groups: list[RolloutGroup] = []
-        while len(groups) < count:
-            for group in await self._finished(count - len(groups)):
-                if (why := failure(group)) is None:
-                    groups.append(group)
-                    continue
-                self._failed_groups += 1
-                broke = "prompt %d of domain %s is replaced by another because its environment failed: %s"
-                LOG.warning(broke, group.prompt.prompt_id, group.prompt.domain, why)
-                if self._failed_groups > MOST_FAILED * self._batch_size:
-                    many = f"{self._failed_groups} groups of one step were discarded because their environments failed"
-                    raise RollError(
-                        f"{many}; the last one, of domain {group.prompt.domain}: {why}; fix this environment"
-                    )
-        return groups
+    def _without_failed(self, groups: Sequence[RolloutGroup]) -> Iterator[RolloutGroup]:
+        """Yield the groups without a failed environment, and count the others.
+
+        Raises:
+            RollError: too many environments failed in this step.
+        """
+        for group in groups:
+            if (why := failure(group)) is None:
+                yield group
+                continue
+            self._failed_groups += 1
+            broke = "prompt %d of domain %s is replaced by another because its environment failed: %s"
+            LOG.warning(broke, group.prompt.prompt_id, group.prompt.domain, why)
+            if self._failed_groups > MOST_FAILED * self._batch_size:
+                many = f"{self._failed_groups} groups of one step were discarded because their environments failed"
+                raise RollError(f"{many}; the last one, of domain {group.prompt.domain}: {why}; fix this environment")
 
     async def _finished(self, count: int) -> list[RolloutGroup]:
-        while self._window.has_room(count):
-            self._admit()
+        """Wait for `count` groups, and return them in the order in which they were drawn."""
         groups: dict[int, RolloutGroup] = {}
         while count > len(groups):
             choice = self._window.choice(count - len(groups))
@@ -440,34 +452,25 @@ class RolloutScheduler:
         others = [ordinal for ordinal in choice.pool if ordinal in finished and ordinal not in choice.due]
         return [*choice.due, *others[: choice.count - len(choice.due)]]
 
-    def _admit(self) -> None:
-        position = self._source.state_dict()
-        [prompt] = self._source.draw(1)
-        ordinal = self._window.draw()
-        if ordinal is None:
-            return
+    def _restored(self, ordinal: int, prompt: Prompt) -> asyncio.Future[RolloutGroup] | None:
+        """Return the group of a prompt from the checkpoint. None if it has none, or one that must be sampled again."""
         stored = self._stored.pop(ordinal, None)
-        if stored and self._sampler.yields(prompt, stored.episodes, stored.baseline):
-            finished = asyncio.get_running_loop().create_future()
-            self._window.set_age(ordinal, stored.age)
-            finished.set_result(self._with_notes(stored.of(prompt)))
-            self._in_flight[ordinal] = _InFlight(position, finished)
-            return
-        if stored:
+        if stored is None:
+            return None
+        if not self._sampler.yields(prompt, stored.episodes, stored.baseline):
             LOG.warning(
                 "prompt %d is sampled again: its group in the checkpoint was sampled with other settings",
                 prompt.prompt_id,
             )
-        seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
-        self._in_flight[ordinal] = _InFlight(position, asyncio.create_task(self._sample(prompt, seed)))
+            return None
+        self._window.set_age(ordinal, stored.age)
+        finished = asyncio.get_running_loop().create_future()
+        finished.set_result(stored.of(prompt))
+        return finished
 
-    async def _sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        return self._with_notes(await self._sampler.sample(prompt, seed))
-
-    def _with_notes(self, group: RolloutGroup) -> RolloutGroup:
-        if self._finished_one and failure(group) is None:
-            self._finished_one(group)
-        return group
+    def _tell_finished(self, done: asyncio.Future[RolloutGroup]) -> None:
+        if self._finished_one and not done.cancelled() and not done.exception() and failure(done.result()) is None:
+            self._finished_one(done.result())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position to resume from: the oldest prompt not handed over, and which later ones were."""

@@ -8,15 +8,13 @@ idle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 
 from roll.engines.actor_infer import ActorInfer
 from roll.runs.device_phases import DevicePhases
+from roll.system.event_loop import guarded
 from roll.weight_sync.sync import WeightSync
-
-T = TypeVar("T")
 
 
 class EngineSync:
@@ -32,6 +30,7 @@ class EngineSync:
         """`in_hands` returns a context that is held while engines may have a mixture of old and new weights."""
         self._sync, self._engines, self._pool, self._phases = sync, engines, engines.pool, phases
         self._in_hands, self._version = in_hands, 0
+        self._syncing = asyncio.Lock()
 
     async def open_routes(self) -> None:
         """Open the routes of the weight sync; see `WeightSync.open_routes`."""
@@ -60,27 +59,26 @@ class EngineSync:
             await self._phases.training("actor_train")
             await self._phases.sync()
 
-    async def generating(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work` of the engines while the trainer is idle. If no engine serves, sync the first restarted."""
-        working = asyncio.ensure_future(work())
-        try:
-            while True:
-                needed = asyncio.ensure_future(self._pool.until(self._is_needed))
-                try:
-                    await asyncio.wait({working, needed}, return_when=asyncio.FIRST_COMPLETED)
-                    if working.done():
-                        return working.result()
-                    needed.result()
-                finally:
-                    needed.cancel()
-                    await asyncio.gather(needed, return_exceptions=True)
+    @asynccontextmanager
+    async def generating(self) -> AsyncIterator[None]:
+        """A context of generation while the trainer is idle. If no engine serves, sync the first restarted at once.
+
+        Raises:
+            RollError: such a sync failed, or no engine will serve again. The block is cancelled.
+        """
+        async with guarded(self._sync_when_needed()):
+            yield
+            async with self._syncing:
+                pass  # a sync in progress must not be cancelled
+
+    async def _sync_when_needed(self) -> None:
+        while True:
+            await self._pool.until(self._is_needed)
+            async with self._syncing:
                 await self._phases.training("actor_train")
                 await self._phases.sync()
                 await self.push(self._version)
                 await self._phases.generation()
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
 
     def _is_needed(self) -> bool:
         return self._engines.waits and not self._pool.serving and bool(self._pool.stale)

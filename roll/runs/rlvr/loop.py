@@ -19,11 +19,18 @@ and has its own deadlines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from statistics import mean
 
+from roll.agents.environment_workers import EnvironmentWorkers
 from roll.agents.episodes import episode_metrics
-from roll.rollout.batch import Shaping, experience, rollout_metrics, usable
+from roll.backend import EngineActivity
+from roll.engines.actor_infer import ActorInfer
+from roll.rewards.reward_workers import ModelReward
+from roll.rollout.batch import Shaping, experience, rollout_metrics, token_count, usable
 from roll.rollout.credit import CreditAssignment
 from roll.rollout.reference import StepReference
 from roll.rollout.scheduler import RolloutScheduler
@@ -31,14 +38,15 @@ from roll.runs.checkpointer import Checkpointer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
 from roll.runs.learning import Learning
+from roll.runs.meter import Meter
 from roll.runs.position import Position
 from roll.runs.rlvr.engine_sync import EngineSync
-from roll.runs.rlvr.step_meter import StepMeter
+from roll.runs.rlvr.reward_models import judge_metrics
 from roll.runs.rlvr.validation import Validation
 from roll.runs.teacher import StepTeachers
 from roll.tracking.base import Tracker
 from roll.training.actor_train import ActorTrain, Critic
-from roll.types import RolloutGroup
+from roll.types import Metrics, RolloutGroup
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
     while position.step < run.max_steps and not run.interrupt.happened():
         await run.phases.generation()
         with run.meter.part("rollout"):
-            groups = await run.engines.generating(run.scheduler.take)
+            async with run.engines.generating():
+                groups = await run.scheduler.take()
         if not any(map(usable, groups)):
             await _record_unscored(run, groups, position)
         step = experience(groups, run.shaping)
@@ -119,3 +128,52 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
         with run.meter.part("checkpoint"):
             await run.checkpointer.save_if_due(position)
     return position
+
+
+@dataclass(frozen=True)
+class StepMeter:
+    """Measures the steps of a run."""
+
+    meter: Meter
+    scheduler: RolloutScheduler
+    engines: ActorInfer
+    models: Mapping[str, ModelReward]
+    """Rewards by models, by domain."""
+    environments: EnvironmentWorkers | None
+    rows: int
+    """Number of prompts in the data, for the metric `epoch`."""
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """See `Meter.part`."""
+        return self.meter.part(name)
+
+    async def step(self, groups: Sequence[RolloutGroup]) -> Metrics:
+        """Return the metrics of the step that ends now: times, throughput, dropped groups, activity of engines."""
+        samples = sum(len(group.episodes) for group in groups)
+        step, engines = await asyncio.gather(self.meter.step(token_count(groups), samples), self.engines.activity())
+        asked = self.engines.metrics() | self.scheduler.metrics() | judge_metrics(self.models)
+        if self.environments:
+            asked |= self.environments.metrics()
+        epoch = {"epoch": (1 + max(group.prompt.prompt_id for group in groups)) / self.rows} if groups else {}
+        return step | engine_metrics(engines, step["time/step"]) | asked | epoch
+
+
+def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:
+    """Return the metrics of the engines' activity in a step of this duration, without values not reported."""
+    metrics = {
+        # Engines report slightly after the step's time was measured, so busy_seconds may exceed it.
+        "engine/idle_fraction": mean(max(0.0, 1 - engine.busy_seconds / seconds) for engine in engines),
+        "engine/generated_tokens": float(sum(engine.generated_tokens for engine in engines)),
+        "engine/prefilled_tokens": float(sum(engine.prefilled_tokens for engine in engines)),
+    }
+    counted: Sequence[tuple[str, list[float | None], Callable[[Sequence[float]], float]]] = (
+        ("engine/preemptions", [engine.preemptions for engine in engines], sum),
+        ("engine/running", [engine.running for engine in engines], mean),
+        ("engine/waiting", [engine.waiting for engine in engines], mean),
+        ("engine/kv_cache_use", [engine.kv_cache_use for engine in engines], max),
+        ("engine/tokens_in_flight", [engine.tokens_in_flight for engine in engines], sum),
+    )
+    for name, values, joined in counted:
+        if known := [value for value in values if value is not None]:
+            metrics[name] = float(joined(known))
+    return metrics

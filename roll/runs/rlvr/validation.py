@@ -102,13 +102,11 @@ class Validation:
         """Return the metrics after a step, with the responses recorded. Empty if validation is not due."""
         if not self.every or (step % self.every and step != self.last_step):
             return {}
+        assert self.sets, "eval_steps requires a validation block"
         await self.phases.generation()
         with self.part("evaluate"):
-            return await self.engines.generating(partial(self._run, step))
-
-    async def _run(self, step: int) -> Metrics:
-        assert self.sets, "eval_steps requires a validation block"
-        found = await asyncio.gather(*(one.run(partial(self.record.held_out, step)) for one in self.sets))
+            async with self.engines.generating():
+                found = await asyncio.gather(*(one.run(partial(self.record.held_out, step)) for one in self.sets))
         return {name: value for metrics in found for name, value in metrics.items()}
 
 

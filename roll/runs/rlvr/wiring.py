@@ -60,7 +60,6 @@ from roll.runs.rlvr.environments import EpisodeParts, gateway_of, group_sampler,
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
-from roll.runs.rlvr.step_meter import StepMeter
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import check_same_tokens, model_path, sampling_of
 from roll.runs.roles import Roles
@@ -280,7 +279,7 @@ async def _loop(
         await (actor_infer.activity() if context.restarts else engines.open_routes())
         run = rlvr.Rlvr(
             phases=phases,
-            meter=StepMeter(meter, scheduler, actor_infer, models, environments, len(inputs.training)),
+            meter=rlvr.StepMeter(meter, scheduler, actor_infer, models, environments, len(inputs.training)),
             scheduler=scheduler,
             engines=engines,
             trainer=actor_train,

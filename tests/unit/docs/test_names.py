@@ -33,7 +33,7 @@ WRITERS = (
     "algorithms/preference.py",
     "algorithms/divergence.py",
     "runs/meter.py",
-    "runs/rlvr/step_meter.py",
+    "runs/rlvr/loop.py",
     "rollout/batch.py",
     "agents/episodes.py",
     "algorithms/corrections.py",

@@ -5,8 +5,8 @@ weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -103,8 +103,8 @@ class Work:
         self._finds("actor_infer", "sync", Residency.WEIGHTS)
         self.devices.engine_has_weights = True
 
-    async def generating(self, work: Callable[[], Awaitable[list[RolloutGroup]]]) -> list[RolloutGroup]:
-        return await work()
+    def generating(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def after(self, step: int) -> Metrics:
         if self.evaluates:

@@ -95,9 +95,8 @@ class Run:
     async def answers(self, samples: int) -> list[tuple[int, ...]]:
         """Generate samples, and return (seed, engine, number of the engine's process) for each."""
         await self.phases.generation()
-        found = await self.sync.generating(
-            lambda: whole(self.engines.generate(PROMPT, Sampling(1, samples=samples), 10))
-        )
+        async with self.sync.generating():
+            found = await whole(self.engines.generate(PROMPT, Sampling(1, samples=samples), 10))
         return [tuple(one.token_ids.tolist()) for one in found]
 
 
@@ -188,11 +187,9 @@ def test_sync_without_any_engine_raises_the_cause(shared: bool) -> None:
 
 def test_failed_or_cancelled_work_leaves_nothing_waiting() -> None:
     async def scenario(parts: Run) -> None:
-        async def fail() -> None:
-            raise RollError("the reward failed")
-
         with pytest.raises(RollError, match="the reward failed"):
-            await parts.sync.generating(fail)
+            async with parts.sync.generating():
+                raise RollError("the reward failed")
         waiting = asyncio.ensure_future(parts.answers(1))
         await asyncio.sleep(1)
         waiting.cancel()
@@ -200,3 +197,18 @@ def test_failed_or_cancelled_work_leaves_nothing_waiting() -> None:
         assert not parts.engines.waits
 
     run(scenario, 2, shared=False)
+
+
+def test_a_rollout_ends_after_the_sync_amid_it() -> None:
+    async def scenario(parts: Run) -> None:
+        parts.group.slow = {"resume": 2.0}
+        syncs = parts.trainer.sent
+        parts.group.kill(0)
+        async with parts.sync.generating():
+            answering = asyncio.ensure_future(whole(parts.engines.generate(PROMPT, Sampling(1), 10)))
+            while parts.trainer.sent == syncs:
+                await asyncio.sleep(0.25)
+        assert parts.engines.pool.serving == [0] and parts.group.versions == [0]
+        await answering
+
+    run(scenario, 1, shared=False)

@@ -5,8 +5,8 @@ hand.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, cast
@@ -103,8 +103,8 @@ class Parts:
         self.batches.append(batch)
         return {"policy/loss": 0.5}
 
-    async def generating(self, work: Callable[[], Awaitable[list[RolloutGroup]]]) -> list[RolloutGroup]:
-        return await work()
+    def generating(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def push(self, version: int) -> None:
         self.calls.append(("sync", version))

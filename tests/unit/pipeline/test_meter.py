@@ -12,7 +12,7 @@ from roll.backend import EngineActivity
 from roll.engines.actor_infer import ActorInfer
 from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.meter import Meter
-from roll.runs.rlvr.step_meter import StepMeter, engine_metrics
+from roll.runs.rlvr.loop import StepMeter, engine_metrics
 from roll.types import Metrics
 from tests.unit.rollout.build import make_episode, make_group
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -58,13 +59,10 @@ def test_validation_comes_first_regularly_and_last(eval_steps: int, validated: l
     async def nothing() -> None:
         """Do nothing."""
 
-    async def generating(work: Callable[[], Any]) -> Any:
-        return await work()
-
     async def run(keep: object) -> dict[str, float]:
         return {"val/set/pass@1": 1.0}
 
-    phases, sync = SimpleNamespace(generation=nothing), SimpleNamespace(generating=generating)
+    phases, sync = SimpleNamespace(generation=nothing), SimpleNamespace(generating=nullcontext)
     sets, record = [SimpleNamespace(run=run)], SimpleNamespace(held_out=print)
     held_out = Validation(eval_steps, 12, *cast(Any, (sets, phases, sync, untimed, record)))
     assert [step for step in range(13) if asyncio.run(held_out.after(step))] == validated

@@ -106,7 +106,8 @@ class Schedule(EachByItself):
         limit = -(-self.ratio // 1) + self.window // BATCH - 1
         await sync.push(0)
         for self.step in range(STEPS):
-            groups = await sync.generating(scheduler.take)
+            async with sync.generating():
+                groups = await scheduler.take()
             self.check([group.prompt.prompt_id for group in groups], limit)
             for group_ in groups:
                 of = prompt_seed(SEED, TRAINING, group_.prompt.prompt_id)

@@ -10,8 +10,8 @@ import pytest
 
 from roll.errors import WorkerDied
 from roll.ray import liveness
-from roll.ray.batching import Ranks
-from roll.ray.liveness import FLOOR_SECONDS, LOOKS, CallTimes, Liveness, Paced, WorkerProcess
+from roll.ray.batching import FLOOR_SECONDS, CallTimes, Paced, Ranks
+from roll.ray.liveness import LOOKS, Liveness, WorkerProcess
 from roll.system.tree import Problem, ProcessFinding
 from tests import limits
 

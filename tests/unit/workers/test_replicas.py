@@ -11,8 +11,8 @@ import numpy as np
 from roll.algorithms.losses import NegativeLogLikelihood
 from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
 from roll.data import packing
+from roll.ray.batching import Paced
 from roll.ray.group import WorkerGroup
-from roll.ray.liveness import Paced
 from roll.training.actor_train import Critic, Learner, TrainShape
 from roll.types import Floats, Sequences, TrainBatch
 from tests import limits
