@@ -133,7 +133,7 @@ def checked(tree: Any, passing: set[str]) -> str:
     try:
         composed = cast(DictConfig, OmegaConf.create(copy.deepcopy(tree)))
     except OmegaConfBaseException as error:  # Hydra reports it during composition
-        raise ConfigError([Fault("YAML", str(error), "")]) from None
+        raise ConfigError([Fault("YAML", str(error), "", "malformed")]) from None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = read_config(composed, passing, imports=False)
@@ -258,7 +258,7 @@ def commanded(words: Sequence[str]) -> str:
         raise RuntimeError(f"status {status}: {errors.getvalue()[-1500:]}")
     if status == 2:
         assert errors.getvalue().strip(), "refused without a message"
-        raise ConfigError([Fault("command line", errors.getvalue(), "")])
+        raise ConfigError([Fault("command line", errors.getvalue(), "", "malformed")])
     return ""
 
 

@@ -57,18 +57,27 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
         if not line:
             continue
         if match is None:
-            faults.append(Fault(place, f"'{line}' is not a host", "write each line like `worker-1 slots=8`"))
+            faults.append(
+                Fault(place, f"'{line}' is not a host", "write each line like `worker-1 slots=8`", "malformed")
+            )
         elif not _is_name(match["name"]):
             remedy = "give a name or an address that `ssh` accepts; set a port in ~/.ssh/config"
-            faults.append(Fault(place, f"'{match['name']}' is not a valid host name", remedy))
+            faults.append(Fault(place, f"'{match['name']}' is not a valid host name", remedy, "malformed"))
         elif match["name"].rpartition("@")[2] in {host.address for host in hosts}:
             faults.append(
-                Fault(place, f"'{match['name']}' is listed twice", "list each host once, with all of its GPUs")
+                Fault(
+                    place,
+                    f"'{match['name']}' is listed twice",
+                    "list each host once, with all of its GPUs",
+                    "duplicate",
+                )
             )
         else:
             hosts.append(Host(match["name"], int(match["slots"])))
     if not hosts and not faults:
-        faults.append(Fault(source, "it lists no hosts", "write one line for each host, such as `worker-1 slots=8`"))
+        faults.append(
+            Fault(source, "it lists no hosts", "write one line for each host, such as `worker-1 slots=8`", "empty")
+        )
     if faults:
         raise ConfigError(faults)
     return hosts
@@ -102,19 +111,19 @@ def filter_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
                 f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number minus 1, such as "
                 f"`worker-1:0,1`"
             )
-            faults.append(Fault(option, f"'{word}' is not in the hostfile", remedy))
+            faults.append(Fault(option, f"'{word}' is not in the hostfile", remedy, "unknown_name"))
         else:
             named.setdefault(name, set()).update(map(int, slots))
     left = [_left(host, named.get(host.address, set()), bool(include)) for host in hosts] if spec else list(hosts)
     left = [host for host in left if host.gpus]
     counts = ", ".join(f"{host.name} {host.gpus}" for host in left)
     if not left:
-        faults.append(Fault(option, "no GPU is left", "select at least one GPU"))
+        faults.append(Fault(option, "no GPU is left", "select at least one GPU", "empty"))
     if len({host.gpus for host in left}) > 1:
         remedy = (
             "device_mapping needs the same number of GPUs on each host: change slots in the hostfile, or use --include"
         )
-        faults.append(Fault("hostfile", f"the hosts have different numbers of GPUs: {counts}", remedy))
+        faults.append(Fault("hostfile", f"the hosts have different numbers of GPUs: {counts}", remedy, "contradiction"))
     if faults:
         raise ConfigError(faults)
     return left
@@ -267,6 +276,7 @@ def _no_flag(word: str) -> Fault:
         flag,
         "is not a flag of this command",
         OTHER_FLAGS.get(flag.replace("-", "_").replace("__", "--", 1), "see --help"),
+        "unknown_key",
     )
 
 
@@ -299,7 +309,14 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            [Fault("hostfile", f"'{path}' cannot be read: {error}", "give the path of a DeepSpeed hostfile")]
+            [
+                Fault(
+                    "hostfile",
+                    f"'{path}' cannot be read: {error}",
+                    "give the path of a DeepSpeed hostfile",
+                    "unreadable",
+                )
+            ]
         ) from error
 
 

@@ -35,6 +35,77 @@ def run_command(work: Callable[[], object]) -> int:
     return 0
 
 
+FaultCode = Literal[
+    "already_exists",
+    "changed",
+    "contradiction",
+    "duplicate",
+    "empty",
+    "exclusive",
+    "failed",
+    "malformed",
+    "misplaced",
+    "missing",
+    "no_effect",
+    "not_allowed",
+    "not_below",
+    "not_divisible",
+    "not_found",
+    "not_installed",
+    "not_supported",
+    "not_writable",
+    "out_of_range",
+    "owner_missing",
+    "timed_out",
+    "too_large",
+    "too_small",
+    "unfit",
+    "unknown_key",
+    "unknown_name",
+    "unread",
+    "unreadable",
+    "unresolved",
+    "unusable_rows",
+    "wrong_type",
+]
+"""Kind of a fault. Unlike the text, it stays the same when a message is reworded.
+
+| code             | meaning                                                                                       |
+|------------------|-----------------------------------------------------------------------------------------------|
+| `already_exists` | The folder or file to be written exists.                                                      |
+| `changed`        | The value differs from that of the run or the checkpoint that is to be continued.             |
+| `contradiction`  | The value cannot be combined with the value of another key, or with another part of the row.  |
+| `duplicate`      | Something is named twice that may be named once.                                              |
+| `empty`          | There are no entries, rows, messages or words where at least one is needed.                   |
+| `exclusive`      | Only one of several keys may be set.                                                          |
+| `failed`         | A program, a service or the user's code raised an error or ended.                             |
+| `malformed`      | The text does not have the required form (a URL, YAML, JSON, KEY=VALUE).                      |
+| `misplaced`      | The key is known, but belongs elsewhere.                                                      |
+| `missing`        | A required key, column, variable or block is not given.                                       |
+| `no_effect`      | The setting would change nothing, or nothing would be learnt.                                 |
+| `not_allowed`    | The value is not one of the allowed values.                                                   |
+| `not_below`      | The value must be below that of another key.                                                  |
+| `not_divisible`  | Numbers must divide each other, and do not.                                                   |
+| `not_found`      | There is no such file, folder, module, function, program or session.                          |
+| `not_installed`  | A package is not installed, or cannot be imported.                                            |
+| `not_supported`  | roll, or a library that it uses, cannot do this.                                              |
+| `not_writable`   | A folder or file cannot be written.                                                           |
+| `out_of_range`   | The number is outside its fixed bounds.                                                       |
+| `owner_missing`  | The key has an effect only together with another key, which is not set.                       |
+| `timed_out`      | Something did not end within its deadline.                                                    |
+| `too_large`      | The number, or what it counts, is more than another key, a model or a machine allows.         |
+| `too_small`      | The number, or what it counts, is less than another key needs.                                |
+| `unfit`          | A model, tokenizer, template, class, function, argument or reference does not fit its use.    |
+| `unknown_key`    | There is no key, flag or argument of this name.                                               |
+| `unknown_name`   | The value names nothing that is known: no domain, reward, tracker, experiment or layer.       |
+| `unread`         | The key is set, but the chosen method, pipeline or template does not read it.                 |
+| `unreadable`     | The file, folder or model exists, or may exist, but cannot be read.                           |
+| `unresolved`     | An expression `${...}` cannot be resolved.                                                    |
+| `unusable_rows`  | Several rows cannot be used. The faults before this one are examples.                         |
+| `wrong_type`     | The value has another type than the key or column needs.                                      |
+"""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault of a configuration or of data, with its remedy."""
@@ -45,6 +116,8 @@ class Fault:
     """What is wrong, with the value."""
     remedy: str
     """How to fix it: the allowed values, the nearest known key, or the command to run."""
+    code: FaultCode
+    """Kind of the fault, for programs and tests. `str()` leaves it out."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}\n    {self.remedy}"

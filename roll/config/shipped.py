@@ -94,7 +94,14 @@ def find_experiment(name: str) -> Path:
     if found:
         choices = ", ".join(found)
         raise ConfigError(
-            [Fault("--config-name", f"{len(found)} experiments are named '{name}'", f"use one of: {choices}")]
+            [
+                Fault(
+                    "--config-name",
+                    f"{len(found)} experiments are named '{name}'",
+                    f"use one of: {choices}",
+                    "duplicate",
+                )
+            ]
         )
     file = Path(f"{wanted}.yaml")
     remedy = (
@@ -102,7 +109,7 @@ def find_experiment(name: str) -> Path:
         if _holds(file, Path.is_file)
         else _nearest(wanted, list(known))
     )
-    raise ConfigError([Fault("--config-name", f"no experiment is named '{name}'", remedy)])
+    raise ConfigError([Fault("--config-name", f"no experiment is named '{name}'", remedy, "unknown_name")])
 
 
 def find_in(folder: Path, name: str, option: str) -> Path:
@@ -112,11 +119,15 @@ def find_in(folder: Path, name: str, option: str) -> Path:
         ConfigError: The folder or the file does not exist.
     """
     if not _holds(folder, Path.is_dir):
-        raise ConfigError([Fault(option, f"'{folder}' is not a folder", "give the folder with the YAML file")])
+        raise ConfigError(
+            [Fault(option, f"'{folder}' is not a folder", "give the folder with the YAML file", "not_found")]
+        )
     file = folder / f"{name.removesuffix('.yaml')}.yaml"
     if not _holds(file, Path.is_file):
         names = sorted(path.stem for path in folder.glob("*.yaml"))
-        raise ConfigError([Fault("--config-name", f"there is no '{file.name}' in {folder}", _nearest(name, names))])
+        raise ConfigError(
+            [Fault("--config-name", f"there is no '{file.name}' in {folder}", _nearest(name, names), "not_found")]
+        )
     return file
 
 

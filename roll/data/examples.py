@@ -187,7 +187,7 @@ def prepare_examples(
     """
     if not isinstance(tokenizer.eos_token, str):
         problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
-        raise DataError([Fault("pretrain", problem, "set eos_token in its tokenizer_config.json")])
+        raise DataError([Fault("pretrain", problem, "set eos_token in its tokenizer_config.json", "unfit")])
     sources = find_sources(data_args.file_name, data_args.split)
     is_raw = data_args.text is not None
     render = None if is_raw else checked_renderer(data_args, tokenizer)
@@ -264,7 +264,9 @@ class Reading:
         """Return the texts of a conversation whose last message is learnt."""
         if not is_learnt(conversation[-1]):
             remedy = "remove the row, or learn the other turns with loss_on=assistant"
-            raise RowFault("the last message is not to be learnt", f"the last message has '{UNLEARNT}': false", remedy)
+            raise RowFault(
+                "the last message is not to be learnt", f"the last message has '{UNLEARNT}': false", remedy, "no_effect"
+            )
         prompt, response = self._example(conversation)
         self._unwritten.check_learnt(conversation, response, lambda changed: self._example(changed)[1])
         return Texts(prompt, response, remarks=self._remarks(conversation[:-1], prompt, prompt))
@@ -275,7 +277,10 @@ class Reading:
         if not learnt:
             remedy = f"remove the row, or remove '{UNLEARNT}' from a message"
             raise RowFault(
-                "no message is to be learnt", f"every message of the assistant has '{UNLEARNT}': false", remedy
+                "no message is to be learnt",
+                f"every message of the assistant has '{UNLEARNT}': false",
+                remedy,
+                "no_effect",
             )
         # What follows the last turn that is learnt has no effect on the loss.
         conversation = conversation[: learnt[-1] + 1]
@@ -350,6 +355,7 @@ def _nothing_left(
                 name,
                 "data_split assigns none of its rows to this part",
                 "give the part a larger share, or the data set more rows",
+                "empty",
             )
         ]
     problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
@@ -358,7 +364,8 @@ def _nothing_left(
         f"included"
     )
     faults = [
-        Fault(file, f"{problem}; {count} rows", f"raise the lengths: {needed}") for file, count in too_long.items()
+        Fault(file, f"{problem}; {count} rows", f"raise the lengths: {needed}", "too_large")
+        for file, count in too_long.items()
     ]
     remedy = "check that the responses are not empty, and that the tokenizer supports their language and template"
-    return [*faults, *(Fault(file, f"{count} rows: {WORDLESS}", remedy) for file, count in wordless.items())]
+    return [*faults, *(Fault(file, f"{count} rows: {WORDLESS}", remedy, "empty") for file, count in wordless.items())]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from roll.data.json_text import parsed
+from roll.errors import FaultCode
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys of the thinking of a message. A normalised message has the first one; templates read one of them."""
@@ -51,7 +52,7 @@ CALLS_REMEDY = (
 class MessageFault(ValueError):
     """A message that cannot be read. `str()` continues the name of the message."""
 
-    def __init__(self, reason: str, problem: str, remedy: str = "", at: str = "") -> None:
+    def __init__(self, reason: str, problem: str, remedy: str = "", at: str = "", *, code: FaultCode) -> None:
         super().__init__(problem)
         self.reason = reason
         """A short description without values."""
@@ -59,6 +60,7 @@ class MessageFault(ValueError):
         """What to do. Empty: write the message in the usual format."""
         self.at = at
         """Index of the faulty part of a content, `[1]`; or empty."""
+        self.code: FaultCode = code
 
 
 def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,6 +87,7 @@ def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
             "a loss on a message that is not the assistant's",
             f"has the role '{role}' and '{key}': {message[key]!r}",
             remedy,
+            code="not_supported",
         )
     return read | ({UNLEARNT: False} if learnt is False and role == "assistant" else {})
 
@@ -107,7 +110,9 @@ def text_of(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise MessageFault("malformed message", f"has a {type(content).__name__} as content: {content!r:.60}")
+        raise MessageFault(
+            "malformed message", f"has a {type(content).__name__} as content: {content!r:.60}", code="wrong_type"
+        )
     parts = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -117,7 +122,13 @@ def text_of(content: Any) -> str:
             parts.append(text)
             continue
         problem = f"has a list as content, whose part {number} is not a text: {part!r:.60}"
-        raise MessageFault("malformed message", problem, 'make each part {"type": "text", "text": ...}', f"[{number}]")
+        raise MessageFault(
+            "malformed message",
+            problem,
+            'make each part {"type": "text", "text": ...}',
+            f"[{number}]",
+            code="wrong_type",
+        )
     return "".join(parts)
 
 
@@ -131,11 +142,17 @@ def reasoning_of(message: Mapping[str, Any]) -> str:
     for key, value in found.items():
         if not isinstance(value, str):
             raise MessageFault(
-                "malformed message", f"has a {type(value).__name__} as '{key}': {value!r:.60}", f"make '{key}' a text"
+                "malformed message",
+                f"has a {type(value).__name__} as '{key}': {value!r:.60}",
+                f"make '{key}' a text",
+                code="wrong_type",
             )
     if len(set(found.values())) > 1:
         raise MessageFault(
-            "two different thoughts", f"has different texts in {' and '.join(found)}", "keep one of the two keys"
+            "two different thoughts",
+            f"has different texts in {' and '.join(found)}",
+            "keep one of the two keys",
+            code="contradiction",
         )
     return next(iter(found.values()), "")
 
@@ -166,7 +183,10 @@ def _text_parts(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, An
         role, content = ROLE_FROM.get(str(message["from"])), _content(message, "value", "content")
         if role is None:
             raise MessageFault(
-                "malformed message", f"is from {message['from']!r:.60}", f"use one of: {', '.join(ROLE_FROM)}"
+                "malformed message",
+                f"is from {message['from']!r:.60}",
+                f"use one of: {', '.join(ROLE_FROM)}",
+                code="not_allowed",
             )
         if message["from"] == "function_call":
             return role, "", _listed_calls(content, "a function_call")
@@ -174,7 +194,7 @@ def _text_parts(message: Mapping[str, Any]) -> tuple[str, Any, list[dict[str, An
     given = message.get("role")
     role = ROLE_OF.get(given) if isinstance(given, str) else None
     if role is None:
-        raise MessageFault("malformed message", f"has the role {given!r:.60}")
+        raise MessageFault("malformed message", f"has the role {given!r:.60}", code="not_allowed")
     return role, _content(message, "content", "value"), []
 
 
@@ -182,7 +202,10 @@ def _content(message: Mapping[str, Any], usual: str, other: str) -> Any:
     """Return the content of a message, which some rows have under the other format's key."""
     if None not in (message.get(usual), message.get(other)) and message[usual] != message[other]:
         raise MessageFault(
-            "malformed message", f"has different texts in '{usual}' and '{other}'", "keep one of the two keys"
+            "malformed message",
+            f"has different texts in '{usual}' and '{other}'",
+            "keep one of the two keys",
+            code="contradiction",
         )
     return message[usual] if message.get(usual) is not None else message.get(other)
 
@@ -194,7 +217,10 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     called = _listed_calls(message["function_call"], "a function_call")
     if calls and [call["function"] for call in calls] != [call["function"] for call in called]:
         raise MessageFault(
-            "malformed message", "has different calls in tool_calls and function_call", "keep one of the two keys"
+            "malformed message",
+            "has different calls in tool_calls and function_call",
+            "keep one of the two keys",
+            code="contradiction",
         )
     return calls or called
 
@@ -207,13 +233,19 @@ def _listed_calls(given: Any, what: str) -> list[dict[str, Any]]:
             found = parsed(given)
         except (ValueError, RecursionError) as error:
             raise MessageFault(
-                "malformed tool call", f"has {what} that is not JSON ({error}): {given!r:.60}", CALLS_REMEDY
+                "malformed tool call",
+                f"has {what} that is not JSON ({error}): {given!r:.60}",
+                CALLS_REMEDY,
+                code="malformed",
             ) from error
     if isinstance(found, Mapping):
         found = [found]
     if not isinstance(found, list):
         raise MessageFault(
-            "malformed tool call", f"has {what} that is not a list of objects: {given!r:.60}", CALLS_REMEDY
+            "malformed tool call",
+            f"has {what} that is not a list of objects: {given!r:.60}",
+            CALLS_REMEDY,
+            code="wrong_type",
         )
     return [_call(call, number) for number, call in enumerate(found)]
 
@@ -225,16 +257,20 @@ def _call(call: Any, number: int) -> dict[str, Any]:
             "malformed tool call",
             f"has the tool call {number} without the name of a function: {call!r:.60}",
             CALLS_REMEDY,
+            code="missing",
         )
     arguments = object_of(function.get("arguments"))
     if arguments is None:
         problem = f"has the tool call {number} with arguments that are no JSON object: {function['arguments']!r:.60}"
-        raise MessageFault("malformed tool call", problem, CALLS_REMEDY)
+        raise MessageFault("malformed tool call", problem, CALLS_REMEDY, code="malformed")
     if function.get("arguments") is None and (
         others := [key for key in OTHER_ARGUMENTS if function.get(key) is not None]
     ):
         raise MessageFault(
-            "malformed tool call", f"has the tool call {number} with '{others[0]}' but without arguments", CALLS_REMEDY
+            "malformed tool call",
+            f"has the tool call {number} with '{others[0]}' but without arguments",
+            CALLS_REMEDY,
+            code="missing",
         )
     named = {**function, "arguments": arguments}
     if "function" in call:
@@ -260,19 +296,24 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
                 f"'{key}' is neither 0 nor 1",
                 problem,
                 f"make '{key}' 1 (learn the message) or 0; shares are not supported",
+                code="not_allowed",
             )
         said[key] = bool(value)
     for key in OTHER_LOSS:
         if message.get(key) is not None:
             remedy = f"remove it, or write which messages are learnt as '{UNLEARNT}': true or false"
             raise MessageFault(
-                f"'{key}' is not supported", f"has '{key}', which changes what another framework learns", remedy
+                f"'{key}' is not supported",
+                f"has '{key}', which changes what another framework learns",
+                remedy,
+                code="not_supported",
             )
     if len(set(said.values())) > 1:
         raise MessageFault(
             "two different weights",
             f"has {' and '.join(said)}, which contradict each other",
             "keep one of the two keys",
+            code="contradiction",
         )
     return next(iter(said.values()), None)
 
@@ -280,5 +321,9 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
 def _media(problem: str, at: str = "") -> MessageFault:
     remedy = "remove such rows, or describe the content in words"
     return MessageFault(
-        "images, video or audio", f"{problem}: training on images, video and audio is not supported", remedy, at
+        "images, video or audio",
+        f"{problem}: training on images, video and audio is not supported",
+        remedy,
+        at,
+        code="not_supported",
     )

@@ -281,7 +281,14 @@ def write_set(wish: SetRequest) -> WrittenRows:
             if rows < least:
                 problem = f"{rows} rows of the split '{split}' can be used, but at least {least} are needed"
                 raise DataError(
-                    [Fault(wish.source, problem, "give a larger copy of the set, or a smaller --validation")]
+                    [
+                        Fault(
+                            wish.source,
+                            problem,
+                            "give a larger copy of the set, or a smaller --validation",
+                            "too_small",
+                        )
+                    ]
                 )
         _hold_out(folder, frozenset(random.Random(wish.seed).sample(range(usable), wish.validation)))
     rows = {TRAIN: usable - wish.validation, VALIDATION: wish.validation, TEST: tested}
@@ -318,19 +325,28 @@ def _rows(wish: SetRequest, public: PublicSet, split: str) -> Iterator[PreparedR
             f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; or "
             f"check the network"
         )
-        raise DataError([Fault(fault.place, fault.problem, remedy) for fault in error.faults]) from error
+        raise DataError([Fault(fault.place, fault.problem, remedy, fault.code) for fault in error.faults]) from error
     for source in sources:
         for raw in source.rows():
             place = f"{source.name}:{raw.number}"
             if raw.problem:
-                raise DataError([Fault(place, raw.problem, f"give an undamaged copy of {public.hub_name}")])
+                raise DataError(
+                    [Fault(place, raw.problem, f"give an undamaged copy of {public.hub_name}", "unreadable")]
+                )
             try:
                 yield public.convert(parsed(raw.text))
             except LeftOut as reason:
                 yield reason
             except AnotherLayout as error:
                 raise DataError(
-                    [Fault(place, str(error), f"give a copy of {public.hub_name} with the layout on the Hub")]
+                    [
+                        Fault(
+                            place,
+                            str(error),
+                            f"give a copy of {public.hub_name} with the layout on the Hub",
+                            "malformed",
+                        )
+                    ]
                 ) from error
 
 
@@ -378,7 +394,14 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
     """
     if out.exists():
         raise DataError(
-            [Fault("--output", f"'{out}' exists already", "give a folder that does not exist, or remove this one")]
+            [
+                Fault(
+                    "--output",
+                    f"'{out}' exists already",
+                    "give a folder that does not exist, or remove this one",
+                    "already_exists",
+                )
+            ]
         )
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -386,7 +409,9 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
         aside.mkdir(parents=True)
     except OSError as error:
         problem = f"'{out}' cannot be created: {error}"
-        raise DataError([Fault("--output", problem, "give a folder in a place that you can write to")]) from error
+        raise DataError(
+            [Fault("--output", problem, "give a folder in a place that you can write to", "not_writable")]
+        ) from error
     try:
         yield aside
         aside.rename(out)

@@ -98,16 +98,17 @@ class DomainRoutes:
 
     def _fault(self, label: Label, tag_column: str) -> RowFault:
         if label.tag is None:
-            reason, problem = (
-                f"no '{tag_column}'",
-                f"column '{tag_column}' is missing or empty, so no reward domain scores the row",
-            )
+            code, reason = "missing", f"no '{tag_column}'"
+            problem = f"column '{tag_column}' is missing or empty, so no reward domain scores the row"
         else:
             hint = nearest(label.tag, list(self.of_tag))
-            reason, problem = "tag without a domain", f"no reward domain includes the tag '{label.tag}'{hint}"
+            code, reason = "unknown_name", "tag without a domain"
+            problem = f"no reward domain includes the tag '{label.tag}'{hint}"
         known = ", ".join(sorted(self.of_tag))
         remedy = f"list its tag in the `tag_included` of a reward, or set the row's '{tag_column}' to one of: {known}"
-        return RowFault(reason, problem, f"{remedy}; or add a domain `{DEFAULT_DOMAIN}`, which takes all other rows")
+        return RowFault(
+            reason, problem, f"{remedy}; or add a domain `{DEFAULT_DOMAIN}`, which takes all other rows", code
+        )
 
 
 def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict[str, str]:
@@ -124,7 +125,7 @@ def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict
                 remedy = "a tag can belong to one domain only; remove it from one of the two `tag_included`"
                 problem = f"claims the tag '{tag}', as does the domain '{routes[tag]}'"
                 place = "environments" if isinstance(section, EnvironmentConfig) else "rewards"
-                faults.append(Fault(f"{place}.{domain}.tag_included", problem, remedy))
+                faults.append(Fault(f"{place}.{domain}.tag_included", problem, remedy, "duplicate"))
     if faults:
         raise ConfigError(faults)
     return routes
@@ -325,11 +326,18 @@ def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) 
         found = renderer(data_args.template, tokenizer)
     except ValueError as error:
         problem = f"is '{data_args.template}', but {error}"
-        raise DataError([Fault("data_args.template", problem, template_remedy(data_args.template))]) from error
+        raise DataError([Fault("data_args.template", problem, template_remedy(data_args.template), "unfit")]) from error
     if unread := found.unread(data_args.chat_template_kwargs or {}):
         problem = f"has '{unread[0]}', which the template '{data_args.template}' does not read"
         raise DataError(
-            [Fault("data_args.chat_template_kwargs", problem, "remove it, or use a tokenizer whose template reads it")]
+            [
+                Fault(
+                    "data_args.chat_template_kwargs",
+                    problem,
+                    "remove it, or use a tokenizer whose template reads it",
+                    "unread",
+                )
+            ]
         )
     return found
 
@@ -351,7 +359,10 @@ def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: ChatTemp
 def _all_too_long(name: str, count: int, prompt_length: int, shortest: int) -> Fault:
     problem = f"all of its {count} prompts are longer than prompt_length, {prompt_length} tokens"
     return Fault(
-        name, problem, f"raise prompt_length: the shortest prompt needs at least {shortest}, template included"
+        name,
+        problem,
+        f"raise prompt_length: the shortest prompt needs at least {shortest}, template included",
+        "too_large",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from roll.config.schema.model import DataConfig, truths_as_text
 from roll.data.json_text import parsed
 from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_message_keys
+from roll.errors import FaultCode
 from roll.registry import nearest
 from roll.types import FP32_MAX
 
@@ -29,11 +30,12 @@ Conversation = list[dict[str, Any]]
 class RowFault(Exception):
     """A row that cannot be used."""
 
-    def __init__(self, reason: str, problem: str, remedy: str) -> None:
+    def __init__(self, reason: str, problem: str, remedy: str, code: FaultCode) -> None:
         super().__init__(problem)
         self.reason = reason
         """A short description without values of the row. The report counts faulty rows by it."""
         self.problem, self.remedy = problem, remedy
+        self.code: FaultCode = code
 
 
 def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
@@ -87,7 +89,9 @@ def reference_at(row: Mapping[str, Any], path: str) -> Any:
                 "fill it in, or name the column of the reference answer, or keys that lead to it, in "
                 "data_args.ground_truth"
             )
-            raise RowFault(f"no '{path}'", f"data_args.ground_truth is '{path}', but {missing}; {has}", remedy)
+            raise RowFault(
+                f"no '{path}'", f"data_args.ground_truth is '{path}', but {missing}; {has}", remedy, "missing"
+            )
         found = found[key]
     return found
 
@@ -103,18 +107,23 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     tools, others = (_optional(row, column) for column in (TOOLS, TEMPLATE_ARGUMENTS))
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         remedy = f"make '{TOOLS}' a list of objects, the JSON schemas of functions"
-        raise RowFault(f"'{TOOLS}' is not a list of objects", f"'{TOOLS}' is {_excerpt(tools)}", remedy)
+        raise RowFault(f"'{TOOLS}' is not a list of objects", f"'{TOOLS}' is {_excerpt(tools)}", remedy, "wrong_type")
     if others and not isinstance(others, dict):
         remedy = f"make '{TEMPLATE_ARGUMENTS}' an object such as {{\"enable_thinking\": false}}"
         raise RowFault(
-            f"'{TEMPLATE_ARGUMENTS}' is not an object", f"'{TEMPLATE_ARGUMENTS}' is {_excerpt(others)}", remedy
+            f"'{TEMPLATE_ARGUMENTS}' is not an object",
+            f"'{TEMPLATE_ARGUMENTS}' is {_excerpt(others)}",
+            remedy,
+            "wrong_type",
         )
     for key in truths_as_text(others or {}):
         problem = (
             f"'{TEMPLATE_ARGUMENTS}' has '{key}' as the text {others[key]!r}, and a chat template takes every text "
             f"as true"
         )
-        raise RowFault(f"'{key}' of '{TEMPLATE_ARGUMENTS}' is a text", problem, "write true or false without quotes")
+        raise RowFault(
+            f"'{key}' of '{TEMPLATE_ARGUMENTS}' is a text", problem, "write true or false without quotes", "wrong_type"
+        )
     return {**(others or {}), **({TOOLS: tools} if tools else {})}
 
 
@@ -134,6 +143,7 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conver
             "messages end with the wrong role",
             problem,
             "end the list with the user's message that the policy should answer",
+            "not_allowed",
         )
     return conversation
 
@@ -152,13 +162,17 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
     if conversation[-1]["role"] != "assistant":
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
         raise RowFault(
-            "messages end with the wrong role", problem, "end the list with the assistant's message to be learnt"
+            "messages end with the wrong role",
+            problem,
+            "end the list with the assistant's message to be learnt",
+            "not_allowed",
         )
     if len(conversation) == 1:
         raise RowFault(
             "messages without a prompt",
             f"'{data_args.messages}' holds only the response",
             "put the user's message before it",
+            "missing",
         )
     return conversation
 
@@ -185,6 +199,7 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[C
             "a pair with two prompts",
             problem,
             "make both begin with the same conversation, or put it into its own column",
+            "contradiction",
         )
     for column, conversation in zip(columns, (chosen, rejected), strict=True):
         if len(conversation) == 1 or conversation[-1]["role"] != "assistant":
@@ -193,6 +208,7 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[C
                 "a pair without a prompt",
                 problem,
                 "give the whole conversation, or name the column of the prompt in data_args",
+                "missing",
             )
     return chosen, rejected
 
@@ -208,7 +224,12 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
     label = LABELS.get(label.strip().lower(), label) if isinstance(label, str) else label
     if label not in (True, False):
         problem = f"'{data_args.label}' is {_excerpt(label)}"
-        raise RowFault(f"'{data_args.label}' is not a label", problem, "make it true (desirable) or false, or 1 or 0")
+        raise RowFault(
+            f"'{data_args.label}' is not a label",
+            problem,
+            "make it true (desirable) or false, or 1 or 0",
+            "not_allowed",
+        )
     if data_args.response is None:
         return example_conversation(row, data_args), bool(label)
     return [*prompt_conversation(row, data_args), _answer(row, data_args.response)], bool(label)
@@ -224,6 +245,7 @@ def column_number(row: Mapping[str, Any], column: str) -> float:
             f"'{column}' is not a number",
             f"'{column}' is {_excerpt(value)}",
             f"make '{column}' a number that fp32 can hold",
+            "wrong_type",
         )
     return float(value)
 
@@ -244,7 +266,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
             "make it a text, or a list with one message of the assistant; for pairs of conversations, set no column "
             "for the prompt"
         )
-        raise RowFault("response is not one message of the assistant", problem, remedy)
+        raise RowFault("response is not one message of the assistant", problem, remedy, "not_allowed")
     return messages[0]
 
 
@@ -258,7 +280,9 @@ def _question(row: Mapping[str, Any], prompt: str, further: str | None) -> str:
     text = row.get(further) if further else None
     if text is not None and not isinstance(text, str):
         problem = f"'{further}' is a {type(text).__name__}: {_excerpt(text)}"
-        raise RowFault(f"'{further}' is not text", problem, f"make '{further}' a string, which may be empty")
+        raise RowFault(
+            f"'{further}' is not text", problem, f"make '{further}' a string, which may be empty", "wrong_type"
+        )
     said = _quoted_value(row, prompt)
     return f"{said}\n{text}" if text and text.strip() else said
 
@@ -271,10 +295,13 @@ def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -
     remedy = f"make '{column}' a list of objects with a `role` ({', '.join(ROLES)}) and a text as `content`"
     if not isinstance(messages, list):
         raise RowFault(
-            "messages are not a list", f"'{column}' is a {type(messages).__name__}: {_excerpt(messages)}", remedy
+            "messages are not a list",
+            f"'{column}' is a {type(messages).__name__}: {_excerpt(messages)}",
+            remedy,
+            "wrong_type",
         )
     if not messages:
-        raise RowFault("no messages", f"'{column}' is an empty list", remedy)
+        raise RowFault("no messages", f"'{column}' is an empty list", remedy, "empty")
     return [
         _message(message, f"'{column}' item {index}", remedy, may_be_empty) for index, message in enumerate(messages)
     ]
@@ -283,19 +310,24 @@ def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -
 def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RowFault(
-            "malformed message", f"{place} is a {type(message).__name__}, not an object: {_excerpt(message)}", remedy
+            "malformed message",
+            f"{place} is a {type(message).__name__}, not an object: {_excerpt(message)}",
+            remedy,
+            "wrong_type",
         )
     try:
         read = read_message(message)
     except MessageFault as fault:
-        raise RowFault(fault.reason, f"{place} {fault}", fault.remedy or remedy) from fault
+        raise RowFault(fault.reason, f"{place} {fault}", fault.remedy or remedy, fault.code) from fault
     role = read["role"]
     if "tool_calls" in read:
         return read
     if message.get("content") is None and message.get("value") is None:
-        raise RowFault("malformed message", f"{place} has a NoneType as content: None", remedy)
+        raise RowFault("malformed message", f"{place} has a NoneType as content: None", remedy, "missing")
     if not read["content"].strip() and role != "system" and not (may_be_empty and role == "assistant"):
-        raise RowFault("empty message", f"{place} (role '{role}') has no text", "fill in the text, or remove the row")
+        raise RowFault(
+            "empty message", f"{place} (role '{role}') has no text", "fill in the text, or remove the row", "empty"
+        )
     return read
 
 
@@ -332,7 +364,10 @@ def _from_json(text: str, column: str) -> Any:
         what = "an object" if column == TEMPLATE_ARGUMENTS else "a list"
         remedy = f"make '{column}' {what}, or the JSON text of one"
         raise RowFault(
-            f"'{column}' is not JSON", f"'{column}' is text that is not JSON ({error}): {_excerpt(text)}", remedy
+            f"'{column}' is not JSON",
+            f"'{column}' is text that is not JSON ({error}): {_excerpt(text)}",
+            remedy,
+            "malformed",
         ) from error
 
 
@@ -367,9 +402,13 @@ def column_text(row: Mapping[str, Any], column: str) -> str:
             if is_messages and text
             else f"make '{column}' a string"
         )
-        raise RowFault(f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_excerpt(text)}", remedy)
+        raise RowFault(
+            f"'{column}' is not text", f"'{column}' is a {type(text).__name__}: {_excerpt(text)}", remedy, "wrong_type"
+        )
     if not text.strip():
-        raise RowFault(f"'{column}' is empty", f"'{column}' has no text", "fill in the text, or remove the row")
+        raise RowFault(
+            f"'{column}' is empty", f"'{column}' has no text", "fill in the text, or remove the row", "empty"
+        )
     return text
 
 
@@ -378,7 +417,9 @@ def _quoted_value(row: Mapping[str, Any], column: str) -> str:
     text = column_text(row, column)
     if _holds_messages(text):
         problem = f"'{column}' is the JSON text of messages, which would be read as they are written: {_excerpt(text)}"
-        raise RowFault(f"'{column}' is not text", problem, f"it holds messages: set data_args.messages={column}")
+        raise RowFault(
+            f"'{column}' is not text", problem, f"it holds messages: set data_args.messages={column}", "wrong_type"
+        )
     return text
 
 
@@ -401,7 +442,7 @@ def _column(row: Mapping[str, Any], column: str) -> Any:
             if column in row
             else f"is missing{nearest(column, list(row))}; the row has: {', '.join(row) or 'nothing'}"
         )
-        raise RowFault(f"'{column}' is missing", f"column '{column}' {found}", MISSING_REMEDY)
+        raise RowFault(f"'{column}' is missing", f"column '{column}' {found}", MISSING_REMEDY, "missing")
     return row[column]
 
 

@@ -239,7 +239,12 @@ def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, f
     place = "data_args.domain_interleave_probs"
     rows = {name: int(np.count_nonzero(prompts.domain_index == index)) for index, name in enumerate(prompts.domains)}
     faults = [
-        Fault(f"{place}.{name}", f"names no reward domain{nearest(name, rows)}", f"use only: {', '.join(rows)}")
+        Fault(
+            f"{place}.{name}",
+            f"names no reward domain{nearest(name, rows)}",
+            f"use only: {', '.join(rows)}",
+            "unknown_name",
+        )
         for name in probabilities
         if name not in rows
     ]
@@ -248,6 +253,7 @@ def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, f
             f"{place}.{name}",
             f"is {share}, but no prompt belongs to that domain",
             "set it to 0, or add rows with one of its tags",
+            "empty",
         )
         for name, share in probabilities.items()
         if share > 0 and rows.get(name) == 0
@@ -257,13 +263,14 @@ def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, f
             place,
             f"leaves out the domain '{name}', which has {count} prompts",
             "give it a share; 0 leaves its prompts out",
+            "missing",
         )
         for name, count in rows.items()
         if count and name not in probabilities
     ]
     total = sum(probabilities.values())
     if total <= 0:
-        faults.append(Fault(place, "sums to 0", "give at least one domain a share above 0"))
+        faults.append(Fault(place, "sums to 0", "give at least one domain a share above 0", "out_of_range"))
     if faults:
         raise DataError(faults)
     return {name: share / total for name, share in probabilities.items() if share > 0}

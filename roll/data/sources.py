@@ -180,7 +180,9 @@ def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
         except DataError as error:
             faults += error.faults
     if not names:
-        faults.append(Fault("data_args.file_name", "names no file", "give at least one file, folder or Hub name"))
+        faults.append(
+            Fault("data_args.file_name", "names no file", "give at least one file, folder or Hub name", "empty")
+        )
     if faults:
         raise DataError(faults)
     return sources
@@ -200,6 +202,7 @@ def _resolve(name: str, split: str) -> list[Source]:
                     name,
                     "there is no such file or folder",
                     f"give an existing path; relative paths start at {Path.cwd()}",
+                    "not_found",
                 )
             ]
         )
@@ -228,7 +231,7 @@ def _folder(path: Path, split: str) -> list[Source]:
         raise DataError([_unreadable(str(path), "is a folder without data files")])
     if split not in usable:
         remedy = f"set data_args.split to one of: {', '.join(sorted(usable))}"
-        raise DataError([Fault(str(path), f"has no files of the split '{split}'", remedy)])
+        raise DataError([Fault(str(path), f"has no files of the split '{split}'", remedy, "not_found")])
     if others := [Path(file).name for file in by_split[split] if Path(file).suffix in NOT_READ]:
         LOG.warning("%s: files of unsupported kinds are left out: %s", path, ", ".join(sorted(others)))
     return [_file(Path(file) if path.is_absolute() else Path(os.path.relpath(file))) for file in usable[split]]
@@ -241,7 +244,14 @@ def _saved(path: Path, split: str) -> Source:
         folder, splits = path / split, sorted(state.parent.name for state in path.glob("*/state.json"))
         if split not in splits:
             raise DataError(
-                [Fault(str(path), f"has no split '{split}'", f"set data_args.split to one of: {', '.join(splits)}")]
+                [
+                    Fault(
+                        str(path),
+                        f"has no split '{split}'",
+                        f"set data_args.split to one of: {', '.join(splits)}",
+                        "not_found",
+                    )
+                ]
             )
     try:
         table = datasets.Dataset.load_from_disk(str(folder))
@@ -249,7 +259,7 @@ def _saved(path: Path, split: str) -> Source:
             _check_stream(Path(entry["filename"]))
         return _table(str(path), table)
     except IndexError as error:  # from `datasets`, for a set without rows
-        raise DataError([Fault(str(folder), "has no rows", "give a source with at least one row")]) from error
+        raise DataError([Fault(str(folder), "has no rows", "give a source with at least one row", "empty")]) from error
     except (OSError, ValueError) as error:
         raise DataError([_unreadable(str(folder), f"is not a complete saved data set: {error}")]) from error
 
@@ -271,7 +281,7 @@ def _hub(name: str, split: str) -> Source:
             f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a "
             f"path"
         )
-        raise DataError([Fault(name, problem, remedy)]) from error
+        raise DataError([Fault(name, problem, remedy, "unreadable")]) from error
     return _table(name, loaded)
 
 
@@ -398,4 +408,5 @@ def _unreadable(place: str, problem: str) -> Fault:
         place,
         problem,
         f"give a complete file of a supported kind ({', '.join(SUFFIXES)}), a folder of such files or a Hub name",
+        "unreadable",
     )

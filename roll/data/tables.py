@@ -34,7 +34,7 @@ from roll.errors import DataError, Fault, RollError
 from roll.system.orphans import forks_die_too
 from roll.system.own_folder import LockHeld, holding_lock
 
-FORMAT = "13"
+FORMAT = "14"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 COLUMNS = {
     *(
@@ -99,6 +99,7 @@ PREPARED = datasets.Features(
         "reason": datasets.Value("string"),
         "problem": datasets.Value("string"),
         "remedy": datasets.Value("string"),
+        "code": datasets.Value("string"),
     }
 )
 """Columns of a prepared table:
@@ -110,7 +111,7 @@ PREPARED = datasets.Features(
 - `value`: the label or the margin.
 - `remarks`: see `Texts.remarks`.
 - `text`: the rendered prompt.
-- `reason`, `problem`, `remedy`: the row's fault; empty for a row without one.
+- `reason`, `problem`, `remedy`, `code`: the row's fault; empty for a row without one.
 """
 
 
@@ -173,11 +174,12 @@ class Preparation:
         record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": (), "remarks": []}
         record |= dict.fromkeys(("label", "domain", "tag"))
         digest = int.from_bytes(xxhash.xxh3_64_digest(row_text.encode()), "big", signed=True)
-        record |= {"reason": "", "problem": "", "remedy": "", "digest": digest}
+        record |= {"reason": "", "problem": "", "remedy": "", "code": "", "digest": digest}
         if problem:
             return record | {
                 "reason": "not a JSON object",
                 "problem": problem,
+                "code": "malformed",
                 "remedy": "make the row one object of JSON without repeated keys, or in CSV as many values as there "
                 "are columns",
             }
@@ -196,11 +198,12 @@ class Preparation:
             }
             record |= {"pieces": texts.pieces, "remarks": list(texts.remarks)}
         except RowFault as fault:
-            record |= {"reason": fault.reason, "problem": fault.problem, "remedy": fault.remedy}
+            record |= {"reason": fault.reason, "problem": fault.problem, "remedy": fault.remedy, "code": fault.code}
         except TemplateFault as fault:
             record |= {
                 "reason": "template rejects the messages",
                 "problem": str(fault),
+                "code": "not_supported",
                 "remedy": "change the row, or data_args.template",
             }
         return record
@@ -325,7 +328,9 @@ def prepared_table(
         raise RollError(f"{folder}.lock: {held}; wait for that process, or end it") from error
     except OSError as error:
         remedy = "free space there, or set HF_DATASETS_CACHE to a folder that you can write to"
-        raise DataError([Fault(str(root), f"the prepared rows cannot be written there: {error}", remedy)]) from error
+        raise DataError(
+            [Fault(str(root), f"the prepared rows cannot be written there: {error}", remedy, "not_writable")]
+        ) from error
     return datasets.concatenate_datasets(
         [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))]
     )
@@ -380,12 +385,16 @@ def row_faults(
     most = ROWS_OF_ONE_KIND if alike else REPORTED_ROWS
     named = [(int(position), _stored_fault(table, int(position))) for position in positions[:most]]
     named = sorted([*named, *further[:most]], key=lambda pair: pair[0])[:most]
-    faults = [Fault(row_place(table, position, names), fault.problem, fault.remedy) for position, fault in named]
+    faults = [
+        Fault(row_place(table, position, names), fault.problem, fault.remedy, fault.code) for position, fault in named
+    ]
     if counts.total() > len(faults):
         summary = ", ".join(f"{count} x {reason}" for reason, count in counts.most_common())
         problem = f"{counts.total()} of {len(table)} rows cannot be used: {summary}"
         remedy = "all have the same fault, so data_args may not fit the file" if alike else "fix or remove them"
-        faults.append(Fault(", ".join(names), problem, f"{remedy}; the first {len(faults)} are named above"))
+        faults.append(
+            Fault(", ".join(names), problem, f"{remedy}; the first {len(faults)} are named above", "unusable_rows")
+        )
     return faults
 
 
@@ -414,6 +423,7 @@ def check_ids(table: datasets.Dataset, sources: Sequence[Source], embedded: int 
                         row_place(table, position + number, [source.name for source in sources]),
                         problem,
                         EMBEDDING_REMEDY,
+                        "out_of_range",
                     )
                 ]
             )
@@ -472,8 +482,8 @@ def count_remarks(
 
 
 def _stored_fault(table: datasets.Dataset, position: int) -> RowFault:
-    entry = table.select_columns(["reason", "problem", "remedy"])[position]
-    return RowFault(entry["reason"], entry["problem"], entry["remedy"])
+    entry = table.select_columns(["reason", "problem", "remedy", "code"])[position]
+    return RowFault(entry["reason"], entry["problem"], entry["remedy"], entry["code"])
 
 
 def _build(folder: Path, sources: Sequence[Source], preparation: Preparation) -> None:
@@ -521,5 +531,5 @@ def _raw_rows(sources: tuple[Source, ...]) -> Iterator[dict[str, Any]]:
             yield {"file": index, "number": row.number, "row": row.text, "problem": row.problem}
     if empty:
         raise DataError(
-            [Fault(source.name, "has no rows", "give a source with at least one row") for source in sources]
+            [Fault(source.name, "has no rows", "give a source with at least one row", "empty") for source in sources]
         )

@@ -211,6 +211,7 @@ def _new_folder(folder: Path) -> Path:
                     "--output",
                     f"'{folder}' already holds the results of an evaluation",
                     "give another folder or remove it",
+                    "already_exists",
                 )
             ]
         )
@@ -218,7 +219,11 @@ def _new_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            [Fault("--output", f"'{folder}' cannot be created: {error.strerror}", "give another folder")]
+            [
+                Fault(
+                    "--output", f"'{folder}' cannot be created: {error.strerror}", "give another folder", "not_writable"
+                )
+            ]
         ) from None
     return folder
 
@@ -247,6 +252,7 @@ def _weights(subject: Subject, folder: Path) -> Iterator[str]:
                         str(out),
                         f"the weights cannot be written: {error}",
                         "free disk space, or set --output to another disk",
+                        "not_writable",
                     )
                 ]
             ) from error

@@ -103,13 +103,15 @@ def find_subject(text: str) -> Subject:
         source = find_source(path)
         if source.pipeline == "reward_model":
             remedy = "evaluate a policy: a run of another pipeline, or a language model"
-            raise ConfigError([Fault(PLACE, f"'{text}' trained a reward model, which generates nothing", remedy)])
+            raise ConfigError(
+                [Fault(PLACE, f"'{text}' trained a reward model, which generates nothing", remedy, "unfit")]
+            )
         run = source.checkpoint.absolute().parent.parent
         step = LoopState.read(source.checkpoint).step
         return Subject(f"{run.name}-step_{step}", source.model, Trained(source, run, read_run_config(run), step))
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         remedy = "give the run folder, or merge the adapter first: python -m roll.export RUN OUT --format merged"
-        raise ConfigError([Fault(PLACE, f"'{text}' holds an adapter without its model", remedy)])
+        raise ConfigError([Fault(PLACE, f"'{text}' holds an adapter without its model", remedy, "unfit")])
     # The parent's name distinguishes the exports of two runs, which are both called `export`.
     name = f"{path.absolute().parent.name}-{path.name}" if path.is_dir() else path.name
     return Subject(name or text, text, None)
@@ -157,12 +159,14 @@ def with_option_names(fault: Fault, request: Request) -> Fault:
 def _overridden(settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig:
     for word in words:
         if "=" not in word:
-            raise ConfigError([Fault("command line", f"'{word}' is neither an option nor key=value", "see --help")])
+            raise ConfigError(
+                [Fault("command line", f"'{word}' is neither an option nor key=value", "see --help", "malformed")]
+            )
     try:
         merged = OmegaConf.merge(OmegaConf.create(dict(settings)), OmegaConf.from_dotlist(list(words)))
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         problem = f"{' '.join(words)} cannot be read: {error}"
-        raise ConfigError([Fault("command line", problem, "write key=value, with a YAML value")]) from None
+        raise ConfigError([Fault("command line", problem, "write key=value, with a YAML value", "malformed")]) from None
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -182,7 +186,9 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
             "name the reward that scores the answers: math_rule, exact_match, ..., or your own as "
             "package.module:function"
         )
-        raise ConfigError([Fault("--reward", "missing, and there is no run whose rewards could be used", remedy)])
+        raise ConfigError(
+            [Fault("--reward", "missing, and there is no run whose rewards could be used", remedy, "missing")]
+        )
     settings = kept | {
         "pipeline": "rlvr",
         "exp_name": UNNAMED.sub("_", subject.name)[:100] or "model",
@@ -311,7 +317,14 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
     if not found:
         problem = "missing, and the run has no validation sets" if run else "missing"
         raise ConfigError(
-            [Fault("--data", problem, "give a file with held-out prompts, and a reward function with --reward")]
+            [
+                Fault(
+                    "--data",
+                    problem,
+                    "give a file with held-out prompts, and a reward function with --reward",
+                    "missing",
+                )
+            ]
         )
     return found
 

@@ -59,18 +59,36 @@ def export(path: Path, out: Path, wish: str | None) -> str:
     from roll.export.source import find_source
 
     if out.exists():
-        raise ConfigError([Fault("out", f"'{out}' already exists", "give a folder that does not exist, or remove it")])
+        raise ConfigError(
+            [
+                Fault(
+                    "out",
+                    f"'{out}' already exists",
+                    "give a folder that does not exist, or remove it",
+                    "already_exists",
+                )
+            ]
+        )
     source = find_source(path)
     is_lora = source.model_args.lora_target is not None
     form = wish or ("peft" if is_lora else "hf")
     fitting = ("peft", "merged", "fp32", "universal") if is_lora else ("hf", "fp32", "universal")
     if form not in fitting:
         trained = "the run trained an adapter" if is_lora else "the run trained all weights"
-        raise ConfigError([Fault("--format", f"'{form}', but {trained}", f"set it to one of: {', '.join(fitting)}")])
+        raise ConfigError(
+            [Fault("--format", f"'{form}', but {trained}", f"set it to one of: {', '.join(fitting)}", "contradiction")]
+        )
     if source.pipeline == "reward_model" and form != "universal":
         problem = f"'{form}', but the run did not train a language model"
         raise ConfigError(
-            [Fault("--format", problem, "set it to universal; the reward model itself is in export/ of the run folder")]
+            [
+                Fault(
+                    "--format",
+                    problem,
+                    "set it to universal; the reward model itself is in export/ of the run folder",
+                    "not_supported",
+                )
+            ]
         )
     with _atomic_folder(out) as folder:
         if form == "universal":
@@ -97,7 +115,14 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
         aside.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(
-            [Fault("out", f"'{out}' cannot be created: {error}", "give a folder in a place that you can write to")]
+            [
+                Fault(
+                    "out",
+                    f"'{out}' cannot be created: {error}",
+                    "give a folder in a place that you can write to",
+                    "not_writable",
+                )
+            ]
         ) from error
     try:
         yield aside

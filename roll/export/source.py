@@ -52,7 +52,14 @@ def find_source(path: Path) -> CheckpointSource:
         if newest is None:
             remedy = "give a run folder (output_dir), or the folder of a checkpoint (output_dir/checkpoints/step_N)"
             raise ConfigError(
-                [Fault("checkpoint", f"'{path}' is neither a run folder with checkpoints nor a checkpoint", remedy)]
+                [
+                    Fault(
+                        "checkpoint",
+                        f"'{path}' is neither a run folder with checkpoints nor a checkpoint",
+                        remedy,
+                        "not_found",
+                    )
+                ]
             )
         checkpoint, run = newest, path
     config = read_run_config(run)
@@ -75,12 +82,19 @@ def read_run_config(run: Path) -> Config:
     """
     if not (run / CONFIG).is_file():
         raise ConfigError(
-            [Fault("checkpoint", f"there is no {run / CONFIG}", "give a checkpoint that is still in its run folder")]
+            [
+                Fault(
+                    "checkpoint",
+                    f"there is no {run / CONFIG}",
+                    "give a checkpoint that is still in its run folder",
+                    "not_found",
+                )
+            ]
         )
     try:
         written = OmegaConf.load(run / CONFIG)
     except (OSError, YAMLError) as error:
         raise ConfigError(
-            [Fault(str(run / CONFIG), f"cannot be read: {error}", "restore the file that the run wrote")]
+            [Fault(str(run / CONFIG), f"cannot be read: {error}", "restore the file that the run wrote", "unreadable")]
         ) from error
     return checked_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]

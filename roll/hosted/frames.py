@@ -14,9 +14,9 @@ import secrets
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
-from roll.errors import Fault
+from roll.errors import Fault, FaultCode
 
 HEADER = struct.Struct(">Q")
 SEAL = struct.Struct(">Q")
@@ -89,7 +89,7 @@ def garbled_text(body: bytes) -> str:
 
 def ready_message(faults: Sequence[Fault], side_by_side: bool = False, traits: Any = None) -> bytes:
     """Encode `Ready` as the child sends it. `traits` must be values that JSON can express."""
-    said = [[fault.place, fault.problem, fault.remedy] for fault in faults]
+    said = [[fault.place, fault.problem, fault.remedy, fault.code] for fault in faults]
     return framed(json.dumps([said, traits, side_by_side]).encode())
 
 
@@ -101,10 +101,18 @@ def read_ready(body: bytes, read_traits: Callable[[Any], T]) -> Ready[T | None]:
     """
     try:
         faults, traits, side_by_side = json.loads(body)
-        found = tuple(Fault(*map(text_in, fault)) for fault in faults)
+        found = tuple(_fault_in(fault) for fault in faults)
         return Ready(found, flag_in(side_by_side), None if found else read_traits(traits))
     except (ValueError, TypeError, RecursionError) as error:
         raise Garbled(garbled_text(body)) from error
+
+
+def _fault_in(value: Any) -> Fault:
+    """Return a decoded fault. Raises TypeError or ValueError if it is none."""
+    place, problem, remedy, code = value
+    if code not in get_args(FaultCode):
+        raise ValueError("code")
+    return Fault(text_in(place), text_in(problem), text_in(remedy), code)
 
 
 def read_reply(body: bytes) -> Reply:

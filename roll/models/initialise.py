@@ -33,7 +33,14 @@ def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code:
     """
     if out.exists():
         raise ConfigError(
-            [Fault("OUT", f"'{out}' already exists", "give a folder that does not exist, or remove this one")]
+            [
+                Fault(
+                    "OUT",
+                    f"'{out}' already exists",
+                    "give a folder that does not exist, or remove this one",
+                    "already_exists",
+                )
+            ]
         )
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)

@@ -33,7 +33,7 @@ from transformers.pytorch_utils import Conv1D
 
 from roll.config.derived.model_shape import LINEAR
 from roll.config.schema.model import ModelConfig
-from roll.errors import ConfigError, DataError, Fault
+from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
 from roll.models.attention import delta_layers, has_delta_layers, pack_delta_layers
 from roll.models.head import LogProbHead
@@ -106,7 +106,7 @@ def register_flash() -> str:
             "install a build of flash-attn for this version of torch, or use auto, which selects torch's own packed "
             "kernel"
         )
-        raise ConfigError([Fault("model_args.attn_implementation", problem, remedy)]) from error
+        raise ConfigError([Fault("model_args.attn_implementation", problem, remedy, "not_installed")]) from error
     AttentionInterface.register(FLASH, over_ranks(flash_attention(kernel)))
     return FLASH
 
@@ -149,18 +149,18 @@ def apply_liger(model: PreTrainedModel) -> None:
     """
     kind = model.config.model_type
     if not torch.cuda.is_available():
-        raise _no_liger("there is no GPU, which its kernels need", "remove the key, or run on a GPU")
+        raise _no_liger("there is no GPU, which its kernels need", "remove the key, or run on a GPU", "not_supported")
     if find_spec("liger_kernel") is None:
-        raise _no_liger("the package liger-kernel is not installed", "install it, or remove the key")
+        raise _no_liger("the package liger-kernel is not installed", "install it, or remove the key", "not_installed")
     apply = getattr(import_module("liger_kernel.transformers"), f"apply_liger_kernel_to_{kind}", None)
     if apply is None:
-        raise _no_liger(f"liger-kernel does not support models of type {kind}", "remove the key")
+        raise _no_liger(f"liger-kernel does not support models of type {kind}", "remove the key", "not_supported")
     known = inspect.signature(apply).parameters
     apply(model=model, **{name: wish for name, wish in (FUSED | PLAIN).items() if name in known})
 
 
-def _no_liger(why: str, remedy: str) -> ConfigError:
-    return ConfigError([Fault("model_args.liger", f"true, but {why}", remedy)])
+def _no_liger(why: str, remedy: str, code: FaultCode) -> ConfigError:
+    return ConfigError([Fault("model_args.liger", f"true, but {why}", remedy, code)])
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -307,7 +307,7 @@ def check_readable(path: str) -> None:
                 f"give a folder with weights, or create random ones: python -m roll.models.initialise {path} OUT, "
                 f"and set pretrain=OUT"
             )
-            raise DataError([Fault("pretrain", problem, remedy)])
+            raise DataError([Fault("pretrain", problem, remedy, "unreadable")])
         for file in files:
             with safe_open(file, "pt"):
                 pass
@@ -413,7 +413,14 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             problem = f"the model has no linear layer named {' or '.join(lost)} that can be adapted"
             raise ConfigError(
-                [Fault("model_args.lora_target", problem, f"use all-linear, or names of this list: {known}")]
+                [
+                    Fault(
+                        "model_args.lora_target",
+                        problem,
+                        f"use all-linear, or names of this list: {known}",
+                        "unknown_name",
+                    )
+                ]
             )
     set_seed(seed)
     return get_peft_model(
@@ -433,7 +440,7 @@ def unfit(path: str, why: str) -> Fault:
     remedy = (
         "use a model with standard attention layers and without changes to its logits, such as Qwen, Llama or Mistral"
     )
-    return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy)
+    return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy, "unfit")
 
 
 def unreadable(path: str, what: str, error: Exception) -> Fault:
@@ -441,4 +448,4 @@ def unreadable(path: str, what: str, error: Exception) -> Fault:
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     where = "" if Path(path).exists() else " (there is no such folder here, and it could not be loaded from the Hub)"
     problem = f"the {what} '{path}' cannot be read{where}: {first_line}"
-    return Fault("pretrain", problem, "set it to the folder or Hub name of a causal language model")
+    return Fault("pretrain", problem, "set it to the folder or Hub name of a causal language model", "unreadable")

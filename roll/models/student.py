@@ -343,5 +343,12 @@ def read_tensor(path: str, names: Sequence[str]) -> Tensor:
                 return tensors.get_tensor(name)
     problem = f"'{path}' has no safetensors file with the tensor {' or '.join(names)}"
     raise DataError(
-        [Fault("teacher.model_args.model_name_or_path", problem, "save the model as safetensors with save_pretrained")]
+        [
+            Fault(
+                "teacher.model_args.model_name_or_path",
+                problem,
+                "save the model as safetensors with save_pretrained",
+                "not_found",
+            )
+        ]
     )

@@ -101,7 +101,7 @@ def no_reward_model(path: str, why: str) -> Fault:
     remedy = (
         "give a sequence classifier with one label: the export of `pipeline: reward_model`, or a model from the Hub"
     )
-    return Fault("model_args.model_name_or_path", f"'{path}' is not a reward model: {why}", remedy)
+    return Fault("model_args.model_name_or_path", f"'{path}' is not a reward model: {why}", remedy, "unfit")
 
 
 def whole_parameter(parameter: nn.Parameter) -> Tensor:

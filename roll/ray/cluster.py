@@ -178,7 +178,7 @@ def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavail
     name = str(process.pid)
     with suppress(psutil.NoSuchProcess):
         name = process.name()
-    fault = Fault("Ray", f"its process {name} on this host {how}", remedy)
+    fault = Fault("Ray", f"its process {name} on this host {how}", remedy, "failed")
     LOG.info("%s", fault)  # logged now, because ending the run takes a while
     return ClusterUnavailable(str(fault))
 
@@ -276,7 +276,7 @@ def start_cluster(scratch: Path, gpus: int) -> None:
     except Exception as error:  # Ray's errors have no common base class here
         problem = f"did not start on this host: {' '.join(str(error).split())}"
         remedy = "see Ray's output in logs/ray of the run folder; if the host is busy with other work, try again"
-        raise ClusterUnavailable(str(Fault("Ray", problem, remedy))) from error
+        raise ClusterUnavailable(str(Fault("Ray", problem, remedy, "failed"))) from error
 
 
 def join_cluster() -> None:
@@ -297,6 +297,7 @@ def join_cluster() -> None:
                     "RAY_ADDRESS",
                     f"'{address}' is the address of a Ray client server or dashboard, which a run cannot join",
                     remedy,
+                    "not_supported",
                 )
             )
         )
@@ -308,6 +309,7 @@ def join_cluster() -> None:
             f"the Ray cluster at '{address}' cannot be joined: {' '.join(str(error).split())}",
             "check the address with `ray status`; a cluster with token authentication also needs RAY_AUTH_MODE=token;"
             " unset RAY_ADDRESS to start a cluster here",
+            "failed",
         )
         raise ClusterUnavailable(str(fault)) from error
 
@@ -330,13 +332,14 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
         where = "no node of the cluster" if os.environ.get("RAY_ADDRESS") else "this host"
         has = f"{where} has one that Ray sees" if where.startswith("no ") else f"Ray sees none on {where}"
         remedy = f"{on_cpu}; on a host with GPUs `python -m roll.doctor` shows why they are not visible"
-        raise ConfigError([Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy)])
+        raise ConfigError([Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy, "too_large")])
     if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(
             "device_mapping",
             f"asks for {gpus} GPUs on {nodes} node(s) of {gpus_per_node} each; the cluster's GPU nodes, by address, "
             f"have {counts}",
             "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
+            "too_large",
         )
         raise ConfigError([fault])
 

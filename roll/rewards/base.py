@@ -42,19 +42,28 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     """
     module_name, _, function_name = name.partition(":")
     if not function_name and not name.isidentifier():
-        raise ConfigError([Fault(place, f"'{name}' cannot be the name of a reward", _remedy(name))])
+        raise ConfigError([Fault(place, f"'{name}' cannot be the name of a reward", _remedy(name), "malformed")])
     try:
         module = importlib.import_module(module_name if function_name else f"{__package__}.functions.{name}")
     except ModuleNotFoundError as error:
-        raise ConfigError([Fault(place, f"no reward is named '{name}': {error}", _remedy(name))]) from error
+        raise ConfigError(
+            [Fault(place, f"no reward is named '{name}': {error}", _remedy(name), "not_found")]
+        ) from error
     except Exception as error:
         raise ConfigError(
-            [Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "fix the module")]
+            [Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "fix the module", "failed")]
         ) from error
     reward: RewardFunction | None = getattr(module, function_name, None) if function_name else REWARDS.get(name)
     if reward is None or not callable(reward):
         raise ConfigError(
-            [Fault(place, f"no reward is named '{name}': {module.__name__} has no such function", _remedy(name))]
+            [
+                Fault(
+                    place,
+                    f"no reward is named '{name}': {module.__name__} has no such function",
+                    _remedy(name),
+                    "not_found",
+                )
+            ]
         )
     return reward
 
@@ -115,14 +124,21 @@ def reward_of(part: RewardPart) -> RewardFunction:
     if not (traits.passes_at is None or is_finite(traits.passes_at)) or not isinstance(traits.passes_by, str):
         problem = f"'{part.reward}' declares passes_at={traits.passes_at!r} and passes_by={traits.passes_by!r}"
         raise ConfigError(
-            [Fault(f"{part.place}.reward", problem, "declare a finite number or None, and the name of a part")]
+            [
+                Fault(
+                    f"{part.place}.reward",
+                    problem,
+                    "declare a finite number or None, and the name of a part",
+                    "not_allowed",
+                )
+            ]
         )
     try:
         inspect.signature(reward).bind(None, [] if part.group else "", {}, **part.reward_args)
     except TypeError as error:
         takes = f"the function accepts {inspect.signature(reward)}"
         raise ConfigError(
-            [Fault(f"{part.place}.reward_args", f"does not fit '{part.reward}': {error}", takes)]
+            [Fault(f"{part.place}.reward_args", f"does not fit '{part.reward}': {error}", takes, "unfit")]
         ) from error
     return reward
 

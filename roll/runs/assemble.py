@@ -289,7 +289,14 @@ def _run_folder(config: Config) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            [Fault("output_dir", f"'{folder}' cannot be created: {error.strerror}", "choose another folder")]
+            [
+                Fault(
+                    "output_dir",
+                    f"'{folder}' cannot be created: {error.strerror}",
+                    "choose another folder",
+                    "not_writable",
+                )
+            ]
         ) from None
     return folder
 

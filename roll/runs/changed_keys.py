@@ -235,7 +235,7 @@ def change_faults(
     remedy = (
         f"set the keys back; or continue with the new values: {SWITCH}=true; or start a new run: another output_dir"
     )
-    return [Fault(SWITCH, problem, f"{remedy}, or resume_from_checkpoint=never")]
+    return [Fault(SWITCH, problem, f"{remedy}, or resume_from_checkpoint=never", "changed")]
 
 
 def recorded(config: Config) -> dict[str, Any]:

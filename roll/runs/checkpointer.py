@@ -124,7 +124,7 @@ class Checkpointer:
         problems = {
             place: f"{fingerprint[place]}, but {self._folder} was written with {written[place]}" for place in changed
         }
-        if faults := [*(Fault(place, problem, remedy) for place, problem in problems.items()), *further]:
+        if faults := [*(Fault(place, problem, remedy, "changed") for place, problem in problems.items()), *further]:
             raise ConfigError(faults)
         self._fingerprint |= fingerprint
 

@@ -56,6 +56,7 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
                         "output_dir",
                         problem,
                         "interpolate the job's number: 'output_dir=./output/sweep_${hydra:job.num}'",
+                        "duplicate",
                     )
                 ]
             )

@@ -217,7 +217,9 @@ def compare(runs: Sequence[RunRecord], labels: Sequence[str]) -> Comparison:
     rows = [row for row in rows if sum(cell is not None for cell in row.cells) > 1]
     if not rows:
         folders = ", ".join(str(run.folder) for run in runs)
-        raise DataError([Fault(folders, "no metric is common to two of these runs", "name runs of the same pipeline")])
+        raise DataError(
+            [Fault(folders, "no metric is common to two of these runs", "name runs of the same pipeline", "empty")]
+        )
     trees = [run.keys for run in runs]
     keys = differing(trees, common_only=len({tree.get(PIPELINE) for tree in trees}) > 1)
     return Comparison(runs, labels, keys, same_keys(trees), rows)
@@ -313,7 +315,7 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
                 "give the run folder (`output_dir`) of a run that finished a step, or the folder with the runs of a "
                 "multirun"
             )
-            faults.append(Fault(str(place), problem, remedy))
+            faults.append(Fault(str(place), problem, remedy, "not_found"))
     if faults:
         raise DataError(faults)
     resolved = [run.resolve() for run in found]
@@ -325,6 +327,7 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
                     str(places[0]),
                     "this is the only run, so there is nothing to compare it with",
                     "give a second run folder",
+                    "missing",
                 )
             ]
         )

@@ -204,5 +204,5 @@ def open_named(
         except FAILURES as error:
             LOG.info("traceback of tracker '%s'", name, exc_info=error)
             problem = f"'{name}' cannot be opened: {type(error).__name__}: {error}"
-            faults.append(Fault("track_with", problem, f"correct it, or remove `{name}` from `track_with`"))
+            faults.append(Fault("track_with", problem, f"correct it, or remove `{name}` from `track_with`", "failed"))
     return opened, faults

@@ -72,7 +72,7 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
     except TypeError as error:
         takes = f"the class accepts {inspect.signature(make)}"
         raise ConfigError(
-            [Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes)]
+            [Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes, "unfit")]
         ) from error
     if faults := [
         fault for name in METHODS for fault in _method_faults(make, name, environment, f"{place}.environment")
@@ -81,7 +81,9 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
     malformed_calls = getattr(make, "malformed_calls", "answer")
     if malformed_calls not in MALFORMED:
         problem = f"'{environment}' has malformed_calls {malformed_calls!r:.80}"
-        raise ConfigError([Fault(f"{place}.environment", problem, f"set it to one of {', '.join(MALFORMED)}")])
+        raise ConfigError(
+            [Fault(f"{place}.environment", problem, f"set it to one of {', '.join(MALFORMED)}", "not_allowed")]
+        )
     known = _tools(assignment.tools, f"{place}.tools")
     side_by_side = (
         inspect.iscoroutinefunction(make.reset) and inspect.iscoroutinefunction(make.step) and known.all_async
@@ -95,11 +97,13 @@ def _class(name: str, place: str) -> Any:
     remedy = f"name one of {', '.join(known)}{nearest(name, known)}, or your own class as `package.module:Class`"
     module_name, _, class_name = name.partition(":")
     if not class_name and name not in known:
-        raise ConfigError([Fault(key, f"no environment is named '{name}'", remedy)])
+        raise ConfigError([Fault(key, f"no environment is named '{name}'", remedy, "unknown_name")])
     found = _imported(module_name if class_name else f"roll.agents.environments.{name}", name, key, remedy)
     made = getattr(found, class_name, None) if class_name else ENVIRONMENTS.get(name)
     if not isinstance(made, type):
-        raise ConfigError([Fault(key, f"no environment is named '{name}': {found.__name__} has no such class", remedy)])
+        raise ConfigError(
+            [Fault(key, f"no environment is named '{name}': {found.__name__} has no such class", remedy, "not_found")]
+        )
     return made
 
 
@@ -107,16 +111,18 @@ def _imported(module: str, name: str, key: str, remedy: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigError([Fault(key, f"'{name}' is not found: {error}", remedy)]) from error
+        raise ConfigError([Fault(key, f"'{name}' is not found: {error}", remedy, "not_found")]) from error
     except Exception as error:
         problem = f"'{name}' cannot be imported: {raised_where(error, importlib.__file__)}"
-        raise ConfigError([Fault(key, problem, "fix the module")]) from error
+        raise ConfigError([Fault(key, problem, "fix the module", "failed")]) from error
 
 
 def _method_faults(make: Any, name: str, environment: str, key: str) -> list[Fault]:
     method = getattr(make, name, None)
     if not callable(method):
-        return [Fault(key, f"'{environment}' has no method '{name}'", "define reset, step and close in the class")]
+        return [
+            Fault(key, f"'{environment}' has no method '{name}'", "define reset, step and close in the class", "unfit")
+        ]
     try:
         inspect.signature(method).bind(None, *METHODS[name])
     except TypeError as error:
@@ -126,6 +132,7 @@ def _method_faults(make: Any, name: str, environment: str, key: str) -> list[Fau
                 key,
                 f"'{environment}.{name}' cannot be called as {name}{given}: {error}",
                 f"give it the parameters {given}",
+                "unfit",
             )
         ]
     return []
@@ -137,7 +144,14 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
         module_name, _, function_name = name.partition(":")
         if not function_name:
             raise ConfigError(
-                [Fault(key, f"'{name}' is not the name of a tool", "name each tool as `package.module:function`")]
+                [
+                    Fault(
+                        key,
+                        f"'{name}' is not the name of a tool",
+                        "name each tool as `package.module:function`",
+                        "malformed",
+                    )
+                ]
             )
         module = _imported(module_name, name, key, "name each tool as `package.module:function`")
         function = getattr(module, function_name, None)
@@ -148,6 +162,7 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
                         key,
                         f"'{name}' is not found: {module_name} has no such function",
                         "name a function of the module",
+                        "not_found",
                     )
                 ]
             )
@@ -156,7 +171,7 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
         return Tools(functions)
     except ValueError as error:
         raise ConfigError(
-            [Fault(key, str(error), "give every parameter a name and a type hint that JSON can express")]
+            [Fault(key, str(error), "give every parameter a name and a type hint that JSON can express", "unfit")]
         ) from error
 
 

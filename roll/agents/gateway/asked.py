@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.errors import Fault
+from roll.errors import Fault, FaultCode
 
 Message = Mapping[str, Any]
 """`role` and `content` (text). An assistant message may also have `tool_calls`, and a tool message has `tool_call_id`.
@@ -54,6 +54,6 @@ class PolicyAnswer:
     completion_tokens: int
 
 
-def refusal(place: str, problem: str, remedy: str, status: int = 400) -> RequestRefused:
+def refusal(place: str, problem: str, remedy: str, code: FaultCode, status: int = 400) -> RequestRefused:
     """Return the refusal of a request because of something in its body."""
-    return RequestRefused(status, Fault(place, problem, remedy))
+    return RequestRefused(status, Fault(place, problem, remedy, code))

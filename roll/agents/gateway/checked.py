@@ -63,24 +63,26 @@ def check_keys(
         if key in meant or key in IGNORED or value is None:
             continue
         if key not in neutral:
-            raise refusal(key, "not supported", "leave it out")
+            raise refusal(key, "not supported", "leave it out", "not_supported")
         values, remedy = neutral[key]
         if value not in values:
-            raise refusal(key, f"{value!r:.80} is not supported", remedy)
+            raise refusal(key, f"{value!r:.80} is not supported", remedy, "not_supported")
 
 
 def messages_of(given: Any, place: str) -> list[Message]:
     """Return the normalised messages of a chat completion request. Raises Refused if they are invalid."""
     found = listed(given, place, MOST_MESSAGES)
     if not found:
-        raise refusal(place, "empty", "give at least one message")
+        raise refusal(place, "empty", "give at least one message", "empty")
     return [_message(one, f"{place}[{number}]") for number, one in enumerate(found)]
 
 
 def check_order(messages: Sequence[Message], place: str) -> None:
     """Raise Refused if there are no messages, or the last one is the assistant's."""
     if not messages or messages[-1]["role"] == "assistant":
-        raise refusal(place, "the last message is the assistant's", "end with a message for the policy to answer")
+        raise refusal(
+            place, "the last message is the assistant's", "end with a message for the policy to answer", "not_allowed"
+        )
 
 
 def tools_of(given: Any, place: str) -> list[Mapping[str, Any]]:
@@ -96,6 +98,7 @@ def checked_tool(given: Any, place: str) -> Mapping[str, Any]:
             place,
             f"{given!r:.80} is not a function",
             'give {"type": "function", "function": {"name": ..., "parameters": ...}}',
+            "malformed",
         )
     return {
         "type": "function",
@@ -110,17 +113,20 @@ def checked_text(given: Any, place: str) -> str:
     try:
         return messages.text_of(given)
     except messages.MessageFault as fault:
-        raise refusal(f"{place}{fault.at}", str(fault), "send text only") from fault
+        raise refusal(f"{place}{fault.at}", str(fault), "send text only", fault.code) from fault
 
 
 def call_of(identity: Any, name: Any, arguments: Any, place: str) -> dict[str, Any]:
     """Return a tool call of a message. Raises Refused if it is invalid or its arguments are no JSON object."""
     if not isinstance(arguments, str | None) or messages.object_of(arguments) is None:
         raise refusal(
-            f"{place}.arguments", f"{arguments!r:.80} is not the JSON text of an object", "send calls back unchanged"
+            f"{place}.arguments",
+            f"{arguments!r:.80} is not the JSON text of an object",
+            "send calls back unchanged",
+            "malformed",
         )
     if not isinstance(name, str) or not isinstance(identity, str):
-        raise refusal(place, "the call has no id or no name", "send calls back unchanged")
+        raise refusal(place, "the call has no id or no name", "send calls back unchanged", "missing")
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
 
 
@@ -128,14 +134,18 @@ def count_of(given: Any, place: str) -> int | None:
     """Return a number of tokens, or None for null. Raises Refused for anything else."""
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
         return given
-    raise refusal(place, f"{given!r:.80} is not a number of tokens", "give a whole number above 0, or leave it out")
+    raise refusal(
+        place, f"{given!r:.80} is not a number of tokens", "give a whole number above 0, or leave it out", "wrong_type"
+    )
 
 
 def flag_of(given: Any, place: str) -> bool:
     """Return a boolean, False for null. Raises Refused for anything else."""
     if given is None or isinstance(given, bool):
         return bool(given)
-    raise refusal(place, f"{given!r:.80} is neither true nor false", "give true or false, or leave it out")
+    raise refusal(
+        place, f"{given!r:.80} is neither true nor false", "give true or false, or leave it out", "wrong_type"
+    )
 
 
 def stops_of(given: Any, place: str) -> tuple[str, ...]:
@@ -143,7 +153,10 @@ def stops_of(given: Any, place: str) -> tuple[str, ...]:
     texts = [given] if isinstance(given, str) else listed(given, place, MOST_STOPS)
     if any(not isinstance(text, str) or not text for text in texts):
         raise refusal(
-            place, f"{given!r:.80} is neither a string nor a list of strings", "give one or more non-empty strings"
+            place,
+            f"{given!r:.80} is neither a string nor a list of strings",
+            "give one or more non-empty strings",
+            "wrong_type",
         )
     return tuple(texts)
 
@@ -153,21 +166,25 @@ def listed(given: Any, place: str, most: int) -> list[Any]:
     if given is None:
         return []
     if not isinstance(given, list):
-        raise refusal(place, f"{given!r:.80} is not a list", "give a list")
+        raise refusal(place, f"{given!r:.80} is not a list", "give a list", "wrong_type")
     if len(given) > most:
-        raise refusal(place, f"{len(given)} entries; at most {most} are allowed", "send fewer")
+        raise refusal(place, f"{len(given)} entries; at most {most} are allowed", "send fewer", "too_large")
     return given
 
 
 def _message(given: Any, place: str) -> Message:
     role = given.get("role") if isinstance(given, Mapping) else None
     if role not in ROLES:
-        raise refusal(f"{place}.role", f"{role!r:.80} is not supported", f"give one of {', '.join(ROLES)}")
+        raise refusal(
+            f"{place}.role", f"{role!r:.80} is not supported", f"give one of {', '.join(ROLES)}", "not_supported"
+        )
     text = checked_text(given.get("content"), f"{place}.content")
     message: dict[str, Any] = {"role": messages.ROLE_OF[role], "content": text}
     if role == "tool":
         if not isinstance(given.get("tool_call_id"), str):
-            raise refusal(f"{place}.tool_call_id", "missing", "give the id of the call that the message answers")
+            raise refusal(
+                f"{place}.tool_call_id", "missing", "give the id of the call that the message answers", "missing"
+            )
         message["tool_call_id"] = given["tool_call_id"]
     if role == "assistant" and given.get("tool_calls"):
         message["tool_calls"] = _calls(given["tool_calls"], f"{place}.tool_calls")
@@ -180,7 +197,7 @@ def _thinking(given: Mapping[str, Any], place: str) -> str:
     try:
         return messages.reasoning_of(given)
     except messages.MessageFault as fault:
-        raise refusal(place, str(fault), fault.remedy) from fault
+        raise refusal(place, str(fault), fault.remedy, fault.code) from fault
 
 
 def _calls(given: Any, place: str) -> list[dict[str, Any]]:
@@ -188,7 +205,9 @@ def _calls(given: Any, place: str) -> list[dict[str, Any]]:
     for number, call in enumerate(listed(given, place, MOST_TOOLS)):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            raise refusal(f"{place}[{number}]", f"{call!r:.80} does not call a function", "send calls back unchanged")
+            raise refusal(
+                f"{place}[{number}]", f"{call!r:.80} does not call a function", "send calls back unchanged", "malformed"
+            )
         found.append(
             call_of(call.get("id"), function.get("name"), function.get("arguments"), f"{place}[{number}].function")
         )

@@ -65,6 +65,7 @@ def request_conversation(body: Mapping[str, Any], earlier: Mapping[str, Sequence
                 "previous_response_id",
                 f"{previous!r:.80} is not a response of this session",
                 "send the whole input instead",
+                "not_found",
             )
         before = earlier[previous]
     given = body.get("input")
@@ -186,7 +187,7 @@ def _messages(items: Sequence[Any]) -> list[Message]:
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             if not isinstance(item.get("call_id"), str):
-                raise refusal(f"{place}.call_id", "missing", "give the id of the call that the item answers")
+                raise refusal(f"{place}.call_id", "missing", "give the id of the call that the item answers", "missing")
             messages.append(
                 {
                     "role": "tool",
@@ -196,7 +197,10 @@ def _messages(items: Sequence[Any]) -> list[Message]:
             )
         elif kind != "reasoning":
             raise refusal(
-                f"{place}.type", f"{kind!r:.80} is not supported", "give messages, function calls and their outputs"
+                f"{place}.type",
+                f"{kind!r:.80} is not supported",
+                "give messages, function calls and their outputs",
+                "not_supported",
             )
     return list(messages)
 
@@ -205,7 +209,10 @@ def _message(item: Item, place: str) -> dict[str, Any]:
     role = item.get("role")
     if role not in ROLES or role == "tool":
         raise refusal(
-            f"{place}.role", f"{role!r:.80} is not supported", "give one of system, developer, user, assistant"
+            f"{place}.role",
+            f"{role!r:.80} is not supported",
+            "give one of system, developer, user, assistant",
+            "not_supported",
         )
     return {
         "role": "system" if role == "developer" else role,
@@ -217,7 +224,10 @@ def _tool(given: Any, place: str) -> Mapping[str, Any]:
     """Return the schema of a function, which this API does not nest, in the format of chat completions."""
     if not isinstance(given, Mapping) or given.get("type") != "function":
         raise refusal(
-            place, f"{given!r:.80} is not a function", 'give {"type": "function", "name": ..., "parameters": ...}'
+            place,
+            f"{given!r:.80} is not a function",
+            'give {"type": "function", "name": ..., "parameters": ...}',
+            "malformed",
         )
     return checked_tool({"type": "function", "function": given}, place)
 

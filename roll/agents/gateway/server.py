@@ -58,7 +58,7 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
     """Return whether the request wants token counts at the stream's end. Raises Refused if its options are invalid."""
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
-        raise refusal("stream_options", f"{options!r:.80} is not an object", "leave it out")
+        raise refusal("stream_options", f"{options!r:.80} is not an object", "leave it out", "wrong_type")
     return flag_of(options.get("include_usage"), "stream_options.include_usage")
 
 
@@ -160,7 +160,7 @@ class Gateway:
             except OSError as error:
                 problem = f"cannot listen on {host}:{port}: {error.strerror or error}"
                 raise ConfigError(
-                    [Fault("gateway", problem, "give an address of this machine, and port 0 for a free one")]
+                    [Fault("gateway", problem, "give an address of this machine, and port 0 for a free one", "failed")]
                 ) from error
             name = ANYWHERE.get(host, host)
             self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{runner.addresses[0][1]}/v1"
@@ -221,7 +221,10 @@ class Gateway:
         found = self._open.get(key.strip()) if kind.lower() == "bearer" else None
         if found is None:
             fault = Fault(
-                "Authorization", "not the key of an open session", "send `Bearer` and the agent's OPENAI_API_KEY"
+                "Authorization",
+                "not the key of an open session",
+                "send `Bearer` and the agent's OPENAI_API_KEY",
+                "not_found",
             )
             raise RequestRefused(401, fault, "authentication_error")
         request[OPENED] = found
@@ -238,11 +241,13 @@ async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
         async with asyncio.timeout(BODY_SECONDS):
             body = json.loads(await request.read())
     except TimeoutError as error:
-        raise refusal("body", f"not complete after {BODY_SECONDS:g} s", "send it without delay", 408) from error
+        raise refusal(
+            "body", f"not complete after {BODY_SECONDS:g} s", "send it without delay", "timed_out", 408
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise refusal("body", f"not JSON: {error!s:.200}", "send the JSON text of an object") from error
+        raise refusal("body", f"not JSON: {error!s:.200}", "send the JSON text of an object", "malformed") from error
     if not isinstance(body, dict):
-        raise refusal("body", "not an object", "send the JSON text of an object")
+        raise refusal("body", "not an object", "send the JSON text of an object", "wrong_type")
     counted = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
     return body, hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
@@ -290,10 +295,17 @@ async def _plain_errors(
             opened.session.refused = str(refused)  # for the note, if the agent fails because of it
         return web.json_response(refused.body(), status=refused.status)
     except web.HTTPRequestEntityTooLarge as error:
-        fault = Fault("body", f"larger than {request.client_max_size} bytes", "send less, or raise gateway.body_mib")
+        fault = Fault(
+            "body", f"larger than {request.client_max_size} bytes", "send less, or raise gateway.body_mib", "too_large"
+        )
         return web.json_response(RequestRefused(error.status, fault).body(), status=error.status)
     except web.HTTPException as error:
-        fault = Fault(request.path, error.reason, "use POST /v1/chat/completions, POST /v1/responses or GET /v1/models")
+        fault = Fault(
+            request.path,
+            error.reason,
+            "use POST /v1/chat/completions, POST /v1/responses or GET /v1/models",
+            "not_found",
+        )
         return web.json_response(RequestRefused(error.status, fault).body(), status=error.status)
     except RollError as error:
         failed = _failure(error)
@@ -302,7 +314,7 @@ async def _plain_errors(
 
 def _failure(error: RollError) -> RequestRefused:
     """Return the refusal for an agent after the engine has failed. The task of the episode raises the error itself."""
-    return RequestRefused(500, Fault("policy", str(error), "the run ends"), "server_error")
+    return RequestRefused(500, Fault("policy", str(error), "the run ends", "failed"), "server_error")
 
 
 def _model(body: Mapping[str, Any]) -> str:

@@ -261,7 +261,7 @@ class AgentSession:
             RollError: the engine failed.
         """
         if self._is_closed:
-            raise refusal("session", "it has ended", "send no more requests", GONE)
+            raise refusal("session", "it has ended", "send no more requests", "not_found", GONE)
         if (task := self._answers.get(identity)) is None:
             if self._requests >= self._bounds.requests:
                 return self._full(StopReason.MAX_TURNS)
@@ -272,7 +272,7 @@ class AgentSession:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if self._is_closed and task.cancelled():
-                raise refusal("session", "it has ended", "send no more requests", GONE) from None
+                raise refusal("session", "it has ended", "send no more requests", "not_found", GONE) from None
             raise
 
     async def over(self) -> None:
@@ -319,7 +319,9 @@ class AgentSession:
             opening = self._histories.open(asked.messages, inner, asked.tools)
         except TemplateFault as fault:
             problem = f"the model's chat template rejects them: {fault}"
-            raise refusal("messages", problem, "send messages that the template can express") from fault
+            raise refusal(
+                "messages", problem, "send messages that the template can express", "not_supported"
+            ) from fault
         room = self._bounds.sequence - len(opening.context)
         if room < 1:
             self._histories.give_up(opening)

@@ -52,7 +52,10 @@ def method_faults(config: Config) -> Iterator[Fault]:
             keys = f"its keys are at the root: {', '.join(method.keys)}" if method.keys else "it has no keys"
             problem = f"set, but {kind.key} {method} is built in, and {keys}"
             yield Fault(
-                kind.arguments, problem, f"remove it, or set {kind.key} to your own method, as package.module:Name"
+                kind.arguments,
+                problem,
+                f"remove it, or set {kind.key} to your own method, as package.module:Name",
+                "unread",
             )
 
 
@@ -78,7 +81,9 @@ def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
     if not problems:
         return
     problem = f"{config.async_generation_ratio:g}: a token may come from an older policy, and {'; '.join(problems)}"
-    yield Fault("async_generation_ratio", problem, f"set {' and '.join(changes)}, or async_generation_ratio=0")
+    yield Fault(
+        "async_generation_ratio", problem, f"set {' and '.join(changes)}, or async_generation_ratio=0", "contradiction"
+    )
 
 
 K3_ERROR = 0.54
@@ -106,17 +111,22 @@ def _own_keys(config: RlvrConfig) -> Iterator[Fault]:
     own = readers(POLICY_LOSSES)
     if not isinstance(bound, bool) and bound <= 1:
         yield Fault(
-            "dual_clip_loss", f"{bound:g} would also cap unclipped losses", "set it above 1 (3 is usual), or to false"
+            "dual_clip_loss",
+            f"{bound:g} would also cap unclipped losses",
+            "set it above 1 (3 is usual), or to false",
+            "out_of_range",
         )
     if bound is not False and "dual_clip_loss" not in loss.keys:
         remedy = f"set it to false, or policy_loss={' or '.join(own['dual_clip_loss'])}"
-        yield Fault("dual_clip_loss", f"{str(bound).lower()}, but policy_loss {loss} has no dual clip", remedy)
+        yield Fault(
+            "dual_clip_loss", f"{str(bound).lower()}, but policy_loss {loss} has no dual clip", remedy, "unread"
+        )
     yield from unread_method_keys(
         config, "policy_loss", {key: names for key, names in own.items() if key not in SWITCHES}
     )
     if "topr_positive_weight" in loss.keys and not (config.topr_positive_weight or config.topr_negative_weight):
         problem = "0, and so is topr_negative_weight: the loss would be 0"
-        yield Fault("topr_positive_weight", problem, "set one of the weights above 0")
+        yield Fault("topr_positive_weight", problem, "set one of the weights above 0", "no_effect")
 
 
 def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
@@ -138,7 +148,10 @@ def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
             f"'{loss}' has one gradient for all tokens of a sequence, but {reason}: the advantages would cancel out"
         )
         yield Fault(
-            "policy_loss", problem, f"use one of: {others}; or give all tokens of a response the same advantage"
+            "policy_loss",
+            problem,
+            f"use one of: {others}; or give all tokens of a response the same advantage",
+            "contradiction",
         )
 
 
@@ -150,7 +163,7 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
     )
     if loss.traits.ratio is None and config.behaviour_log_probs == "trainer" and unused:
         problem = f"'trainer', but policy_loss {loss} uses no ratio, so the extra forward pass would only serve metrics"
-        yield Fault("behaviour_log_probs", problem, "remove it, or set it to on_policy")
+        yield Fault("behaviour_log_probs", problem, "remove it, or set it to on_policy", "no_effect")
     if ratio_source(config) != "on_policy":
         return
     bounds = {
@@ -164,7 +177,7 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
             problem = (
                 f"{str(bound).lower()}, but with behaviour_log_probs on_policy every ratio is 1, and nothing is clipped"
             )
-            yield Fault(key, problem, "remove it, or set behaviour_log_probs=engine")
+            yield Fault(key, problem, "remove it, or set behaviour_log_probs=engine", "no_effect")
 
 
 def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
@@ -176,15 +189,19 @@ def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
             f"'on_policy', but a step makes {updates} updates: after the first, the policy is no longer the one that "
             f"sampled"
         )
-        yield Fault("behaviour_log_probs", problem, "set it to trainer or engine, or make one update per step")
+        yield Fault(
+            "behaviour_log_probs", problem, "set it to trainer or engine, or make one update per step", "contradiction"
+        )
     if config.policy_loss.traits.selects_tokens:
         problem = (
             f"'on_policy', but policy_loss {config.policy_loss} chooses its tokens by log-probs from before the update"
         )
-        yield Fault("behaviour_log_probs", problem, "set it to engine or trainer")
+        yield Fault("behaviour_log_probs", problem, "set it to engine or trainer", "contradiction")
     if config.add_token_level_kl and not is_corrected(config):
         problem = "'on_policy', but add_token_level_kl needs log-probs from before the update"
-        yield Fault("behaviour_log_probs", problem, "set it to engine or trainer, or use use_kl_loss instead")
+        yield Fault(
+            "behaviour_log_probs", problem, "set it to engine or trainer, or use use_kl_loss instead", "contradiction"
+        )
 
 
 def _off_policy_mask(config: RlvrConfig) -> Iterator[Fault]:
@@ -197,7 +214,7 @@ def _off_policy_mask(config: RlvrConfig) -> Iterator[Fault]:
         f"every update"
     )
     remedy = "set behaviour_log_probs=engine or a mismatch_correction, or remove this key"
-    yield Fault("off_policy_mask_threshold", problem, remedy)
+    yield Fault("off_policy_mask_threshold", problem, remedy, "no_effect")
 
 
 def _corrections(config: RlvrConfig) -> Iterator[Fault]:
@@ -207,24 +224,27 @@ def _corrections(config: RlvrConfig) -> Iterator[Fault]:
         if value is not None and getattr(settings, field) is None:
             users = ", ".join(other.name for other in CORRECTIONS.values() if getattr(other.traits, field) is not None)
             problem = f"{value:g}, but mismatch_correction {name} does not read it"
-            yield Fault(key, problem, f"remove it, or choose one of: {users}")
+            yield Fault(key, problem, f"remove it, or choose one of: {users}", "unread")
     low = settings.low if config.mismatch_low is None else config.mismatch_low
     high = settings.high if config.mismatch_high is None else config.mismatch_high
     if low is not None and high is not None and low >= high:
         problem = f"{low:g} is not below the upper bound {high:g}: everything would be rejected"
-        yield Fault("mismatch_low", problem, "use a smaller number")
+        yield Fault("mismatch_low", problem, "use a smaller number", "not_below")
     if not is_corrected(config):
         return
     if ratio_source(config) == "engine":
         problem = f"'{name}', but behaviour_log_probs is engine: the ratio in the loss already makes this correction"
         remedy = "set behaviour_log_probs=trainer (or on_policy with one update per step), or remove it"
-        yield Fault("mismatch_correction", problem, remedy)
+        yield Fault("mismatch_correction", problem, remedy, "exclusive")
     if config.policy_loss.traits.ratio == "sequence" and "token" in (settings.weight, settings.reject):
         problem = (
             f"'{name}' corrects token by token, but policy_loss {config.policy_loss} uses the ratio of whole sequences"
         )
         yield Fault(
-            "mismatch_correction", problem, "use seq_tis, seq_mis, geo_tis, seq_rs or geo_rs, or policy_loss=ppo"
+            "mismatch_correction",
+            problem,
+            "use seq_tis, seq_mis, geo_tis, seq_rs or geo_rs, or policy_loss=ppo",
+            "contradiction",
         )
 
 
@@ -244,7 +264,7 @@ def _sampling(config: RlvrConfig) -> Iterator[Fault]:
         )
         *keys, last = [f"{key}={value}" for key, value in WHOLE.items()]
         remedy = f"sample with {', '.join(keys)} and {last}, or set behaviour_log_probs=trainer without a correction"
-        yield Fault(f"actor_infer.generating_args.{next(iter(given))}", problem, remedy)
+        yield Fault(f"actor_infer.generating_args.{next(iter(given))}", problem, remedy, "contradiction")
 
 
 def loss_warnings(config: RlvrConfig) -> Iterator[str]:
@@ -308,6 +328,7 @@ def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _steps_of_one(config)
     yield from _best_of(config)
     yield from _estimator(config)
+    yield from _turns(config)
     yield from _critic(config)
     yield from _shaping(config)
     yield from _adaptive_kl(config)
@@ -315,7 +336,7 @@ def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _normalised_parts(config)
     if config.loss_scale_factor is not None and config.loss_agg_mode != "seq-mean-token-sum-norm":
         problem = f"{config.loss_scale_factor:g}, but loss_agg_mode {config.loss_agg_mode} does not use it"
-        yield Fault("loss_scale_factor", problem, "remove it, or set loss_agg_mode=seq-mean-token-sum-norm")
+        yield Fault("loss_scale_factor", problem, "remove it, or set loss_agg_mode=seq-mean-token-sum-norm", "unread")
 
 
 def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
@@ -331,13 +352,15 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
             f"set it to at least 2 (8 is usual), or use an adv_estimator without groups ({others}) and no "
             f"normalisation by group"
         )
-        yield Fault("num_return_sequences_in_group", problem, remedy)
+        yield Fault("num_return_sequences_in_group", problem, remedy, "no_effect")
     for key in ("dynamic_sampling", "difficulty_mask", "difficulty_loss_weight"):
         if getattr(config, key):
             problem = (
                 "set, but num_return_sequences_in_group is 1: it needs the rewards of several responses to one prompt"
             )
-            yield Fault(key, problem, "set num_return_sequences_in_group to at least 2, or remove this key")
+            yield Fault(
+                key, problem, "set num_return_sequences_in_group to at least 2, or remove this key", "no_effect"
+            )
 
 
 def _steps_of_one(config: RlvrConfig) -> Iterator[Fault]:
@@ -356,7 +379,9 @@ def _steps_of_one(config: RlvrConfig) -> Iterator[Fault]:
             f"{getattr(config, key)}, but a step has a single response, compared with itself: every advantage would "
             f"be 0"
         )
-        yield Fault(key, problem, "raise rollout_batch_size or num_return_sequences_in_group, or change this key")
+        yield Fault(
+            key, problem, "raise rollout_batch_size or num_return_sequences_in_group, or change this key", "no_effect"
+        )
 
 
 def _best_of(config: RlvrConfig) -> Iterator[Fault]:
@@ -369,14 +394,14 @@ def _best_of(config: RlvrConfig) -> Iterator[Fault]:
         remedy = (
             f"set it to at most {samples} (a smaller value lowers the variance), or raise num_return_sequences_in_group"
         )
-        yield Fault("pass_k", problem, remedy)
+        yield Fault("pass_k", problem, remedy, "too_large")
 
 
 def _dynamic_sampling(config: RlvrConfig) -> Iterator[Fault]:
     if config.dynamic_sampling and config.dynamic_sampling.max_num_gen_batches == 1:
         problem = "1: no further batch would be generated to replace dropped groups"
         remedy = "set it to at least 2 (3 is usual), or remove dynamic_sampling"
-        yield Fault("dynamic_sampling.max_num_gen_batches", problem, remedy)
+        yield Fault("dynamic_sampling.max_num_gen_batches", problem, remedy, "no_effect")
 
 
 def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
@@ -399,7 +424,10 @@ def _normalised_parts(config: RlvrConfig) -> Iterator[Fault]:
         if reward.normalise == "group":
             for reason in (reason for reason, holds in reasons.items() if holds):
                 yield Fault(
-                    f"rewards.{domain}.normalise", f"'group', but {reason}", "set it to none, or change the other key"
+                    f"rewards.{domain}.normalise",
+                    f"'group', but {reason}",
+                    "set it to none, or change the other key",
+                    "contradiction",
                 )
 
 
@@ -410,25 +438,36 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         if scope and not traits.normalises and scope != traits.own_scope:
             own = "uses the critic's values as its baseline" if traits.needs_values else "has its own normalisation"
             yield Fault(
-                key, f"'{scope}', but adv_estimator {estimator} {own}", "remove it, or set adv_estimator=reinforce"
+                key,
+                f"'{scope}', but adv_estimator {estimator} {own}",
+                "remove it, or set adv_estimator=reinforce",
+                "unread",
             )
         if scope == "running" and traits.needs_turns:
             problem = f"'running', but adv_estimator {estimator} normalises the returns of a step's turns"
-            yield Fault(key, problem, "set it to batch or group")
+            yield Fault(key, problem, "set it to batch or group", "not_supported")
     if (
         traits.needs_states
         and config.episode_reward_weight == config.step_reward_weight == 0
         and not estimator.is_users
     ):
         problem = "0, and so is step_reward_weight: every advantage would be 0"
-        yield Fault("episode_reward_weight", problem, "set at least one of the two above 0; 1 is usual")
+        yield Fault("episode_reward_weight", problem, "set at least one of the two above 0; 1 is usual", "no_effect")
     if config.reward_clip_on == "normalised" and estimator.name not in CLIP_NORMALISED:
         problem = f"'normalised', but adv_estimator {estimator} clips the raw rewards only"
         yield Fault(
-            "reward_clip_on", problem, f"set it to raw, or adv_estimator to one of: {', '.join(CLIP_NORMALISED)}"
+            "reward_clip_on",
+            problem,
+            f"set it to raw, or adv_estimator to one of: {', '.join(CLIP_NORMALISED)}",
+            "not_supported",
         )
     if config.reward_clip_on == "normalised" and config.reward_clip is None:
-        yield Fault("reward_clip_on", "'normalised', but reward_clip is not set", "set reward_clip, or remove this key")
+        yield Fault(
+            "reward_clip_on",
+            "'normalised', but reward_clip is not set",
+            "set reward_clip, or remove this key",
+            "owner_missing",
+        )
     if config.gamma != 1 and traits.discounts is None:
         pays = (
             "does not declare that it discounts"
@@ -437,13 +476,21 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         )
         problem = f"{config.gamma:g}, but adv_estimator {estimator} {pays}"
         others = _estimators(lambda traits: traits.discounts is not None)
-        yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {others}")
+        yield Fault("gamma", problem, f"remove it, or set adv_estimator to one of: {others}", "no_effect")
+
+
+def _turns(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of an estimator that credits turns in a run without turns."""
+    estimator, traits = config.adv_estimator, config.adv_estimator.traits
     if traits.needs_states and not config.environments:
         problem = (
             f"'{estimator}' compares turns taken in the same state of an environment, but this run has no environments"
         )
         yield Fault(
-            "adv_estimator", problem, "add an environments block, or use grpo, which is equivalent without environments"
+            "adv_estimator",
+            problem,
+            "add an environments block, or use grpo, which is equivalent without environments",
+            "owner_missing",
         )
     if (
         traits.needs_turns
@@ -453,7 +500,7 @@ def _estimator(config: RlvrConfig) -> Iterator[Fault]:
         problem = f"'{estimator}', but no reward of this run returns turns: every response would count as a single turn"
         known = ", ".join(rewards_with_turns())
         remedy = f"set rewards.<domain>.reward to {known} or to your own function, or use reinforce"
-        yield Fault("adv_estimator", problem, remedy)
+        yield Fault("adv_estimator", problem, remedy, "no_effect")
 
 
 def _estimators(wanted: Callable[[EstimatorTraits], bool]) -> str:
@@ -469,16 +516,21 @@ def _critic(config: RlvrConfig) -> Iterator[Fault]:
     if not estimator.traits.needs_values:
         if config.critic is not None:
             problem = f"set, but adv_estimator {estimator} uses no critic"
-            yield Fault("critic", problem, "remove the block (~critic), or set adv_estimator=gae")
+            yield Fault("critic", problem, "remove the block (~critic), or set adv_estimator=gae", "unread")
         return
     if config.critic is None:
         problem = f"missing, but adv_estimator {estimator} needs the values of a critic"
         yield Fault(
-            "critic", problem, "add a critic block (strategy_name: deepspeed_train), or choose another adv_estimator"
+            "critic",
+            problem,
+            "add a critic block (strategy_name: deepspeed_train), or choose another adv_estimator",
+            "missing",
         )
     if config.critic_warmup >= config.max_steps:
         problem = f"{config.critic_warmup}, but max_steps is {config.max_steps}: the policy would never be trained"
-        yield Fault("critic_warmup", problem, f"set it below {config.max_steps}; a tenth of the steps is enough")
+        yield Fault(
+            "critic_warmup", problem, f"set it below {config.max_steps}; a tenth of the steps is enough", "not_below"
+        )
 
 
 def _may_name_turns(reward: str) -> bool:
@@ -489,21 +541,23 @@ def _shaping(config: RlvrConfig) -> Iterator[Fault]:
     longest = config.actor_infer.generating_args.max_new_tokens or config.response_length
     if config.overlong_buffer and config.overlong_buffer.len > longest:
         problem = f"{config.overlong_buffer.len} is more than the longest response, {longest} tokens"
-        yield Fault("overlong_buffer.len", problem, f"set it to at most {longest}; a quarter of that is usual")
+        yield Fault(
+            "overlong_buffer.len", problem, f"set it to at most {longest}; a quarter of that is usual", "too_large"
+        )
     threshold = config.error_max_len_threshold
     if config.error_max_len_clip and threshold is None:
         remedy = f"set it to a number of tokens, at most {longest}, or set error_max_len_clip=false"
-        yield Fault("error_max_len_threshold", "missing, but error_max_len_clip is true", remedy)
+        yield Fault("error_max_len_threshold", "missing, but error_max_len_clip is true", remedy, "missing")
     if config.error_max_len_clip and threshold is not None and threshold > longest:
         problem = f"{threshold} is more than the longest response, {longest} tokens: no response would be left out"
-        yield Fault("error_max_len_threshold", problem, f"set it to at most {longest}")
+        yield Fault("error_max_len_threshold", problem, f"set it to at most {longest}", "too_large")
     generating = config.actor_infer.generating_args
     if config.max_len_mask and generating.ignore_eos and not generating.stop_strings:
         problem = (
             "true, but with actor_infer.generating_args.ignore_eos every response is truncated and would be left out "
             "of the loss"
         )
-        yield Fault("max_len_mask", problem, "set one of the two to false")
+        yield Fault("max_len_mask", problem, "set one of the two to false", "contradiction")
 
 
 def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
@@ -511,7 +565,9 @@ def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
         return
     if not config.add_token_level_kl:
         problem = f"{config.target_kl:g}, but add_token_level_kl is false: there is no KL weight to adapt"
-        yield Fault("target_kl", problem, "set add_token_level_kl=true and init_kl_coef, or remove this key")
+        yield Fault(
+            "target_kl", problem, "set add_token_level_kl=true and init_kl_coef, or remove this key", "owner_missing"
+        )
     responses = config.rollout_batch_size * config.num_return_sequences_in_group
     if LARGEST_ERROR * responses >= config.kl_horizon:
         least = int(LARGEST_ERROR * responses) + 1
@@ -519,7 +575,7 @@ def _adaptive_kl(config: RlvrConfig) -> Iterator[Fault]:
             f"{config.kl_horizon} responses, but a step has {responses}: a single step could reduce the KL weight to 0"
         )
         remedy = f"set it to at least {least}; {10 * responses} adapts the weight over about ten steps"
-        yield Fault("kl_horizon", problem, remedy)
+        yield Fault("kl_horizon", problem, remedy, "too_small")
 
 
 def credit_warnings(config: RlvrConfig) -> Iterator[str]:

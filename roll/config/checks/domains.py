@@ -61,17 +61,22 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
         if ":" not in name and name not in known:
             problem = f"there is no reward function '{name}'{nearest(name, known)}"
             yield Fault(
-                where, problem, f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function"
+                where,
+                problem,
+                f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function",
+                "unknown_name",
             )
     yield from sandbox_faults(config.rewards)
     for domain, reward in config.rewards.items():
         for key in ("reward", "reward_args", "group", "failed_value"):
             if reward.parts and key in reward.model_fields_set and getattr(reward, key) is not None:
                 problem = f"{getattr(reward, key)!r}, but rewards.{domain}.parts replace it"
-                yield Fault(f"rewards.{domain}.{key}", problem, "move it into one of the parts, or remove it")
+                yield Fault(
+                    f"rewards.{domain}.{key}", problem, "move it into one of the parts, or remove it", "exclusive"
+                )
         if reward.normalise == "group" and not reward.parts:
             remedy = "add parts, or remove it; adv_estimator normalises a single reward"
-            yield Fault(f"rewards.{domain}.normalise", "'group', but the reward has no parts", remedy)
+            yield Fault(f"rewards.{domain}.normalise", "'group', but the reward has no parts", remedy, "owner_missing")
 
 
 def _tags(config: RlvrConfig) -> Iterator[Fault]:
@@ -82,12 +87,12 @@ def _tags(config: RlvrConfig) -> Iterator[Fault]:
     for first, second in combinations(tags, 2):
         for tag in sorted(tags[first] & tags[second]):
             problem = f"'{tag}' already belongs to {places[first]}"
-            yield Fault(f"{places[second]}.tag_included", problem, "list each tag in one domain")
+            yield Fault(f"{places[second]}.tag_included", problem, "list each tag in one domain", "duplicate")
     for domain in (rows and rows.domain_interleave_probs) or {}:
         if domain not in known:
             where = f"actor_train.data_args.domain_interleave_probs.{domain}"
             problem = f"'{domain}' is not a domain of this run{nearest(domain, list(known))}"
-            yield Fault(where, problem, f"use one of: {', '.join(known)}")
+            yield Fault(where, problem, f"use one of: {', '.join(known)}", "unknown_name")
 
 
 def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
@@ -105,7 +110,12 @@ def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:
         for name, part in reward.parts.items():
             if (part.reward or name) in MODEL_REWARDS:
                 problem = f"'{part.reward or name}' is scored by a model, but parts must be functions"
-                yield Fault(f"{where}.parts.{name}", problem, "make it the reward of a separate domain, without parts")
+                yield Fault(
+                    f"{where}.parts.{name}",
+                    problem,
+                    "make it the reward of a separate domain, without parts",
+                    "not_supported",
+                )
     yield from _turns(config)
 
 
@@ -116,45 +126,57 @@ def _unread(where: str, reward: RewardConfig, source: str, name: str) -> Iterato
     for key in sorted(given & SPECIAL - READ.get(source, {*OF_FUNCTIONS})):
         if source == "function":
             remedy = f"remove it, or set reward to {' or '.join(MODEL_REWARDS)}"
-            yield Fault(f"{where}.{key}", f"set, but the reward '{name}' is a function and does not read it", remedy)
+            yield Fault(
+                f"{where}.{key}", f"set, but the reward '{name}' is a function and does not read it", remedy, "unread"
+            )
         else:
             by = f" with judge_model_type {source}" if name == JUDGE else ""
-            yield Fault(f"{where}.{key}", f"set, but {name}{by} does not read it", "remove it")
+            yield Fault(f"{where}.{key}", f"set, but {name}{by} does not read it", "remove it", "unread")
 
 
 def _judge(where: str, reward: RewardConfig) -> Iterator[Fault]:
     if reward.judge_model_type is None:
         remedy = "set it to inference (a model served in the run) or api (a model at a URL)"
-        yield Fault(f"{where}.judge_model_type", "missing", remedy)
+        yield Fault(f"{where}.judge_model_type", "missing", remedy, "missing")
     if reward.judge_pattern is not None:
         try:
             re.compile(reward.judge_pattern)
         except re.error as error:
             problem = f"{reward.judge_pattern!r} is not a regular expression: {error}"
-            yield Fault(f"{where}.judge_pattern", problem, r"use Python's syntax, for example 'verdict: (\d+)'")
+            yield Fault(
+                f"{where}.judge_pattern", problem, r"use Python's syntax, for example 'verdict: (\d+)'", "malformed"
+            )
     prompt = reward.judge_prompt
     if prompt is not None and not names_file(prompt) and prompt not in judge_templates():
         known = judge_templates()
         remedy = f"use one of: {', '.join(known)}; or the path of a text file that contains {{response}}"
-        yield Fault(f"{where}.judge_prompt", f"there is no template '{prompt}'{nearest(prompt, list(known))}", remedy)
+        yield Fault(
+            f"{where}.judge_prompt",
+            f"there is no template '{prompt}'{nearest(prompt, list(known))}",
+            remedy,
+            "unknown_name",
+        )
 
 
 def _reward_model_keys(where: str, reward: RewardConfig, why: str) -> Iterator[Fault]:
     if reward.strategy_args is None:
         yield Fault(
-            f"{where}.strategy_args", f"missing, but {why}", "add strategy_args with strategy_name vllm or hf_infer"
+            f"{where}.strategy_args",
+            f"missing, but {why}",
+            "add strategy_args with strategy_name vllm or hf_infer",
+            "missing",
         )
     if reward.model_args is None or reward.model_args.model_name_or_path is None:
         place = f"{where}.model_args.model_name_or_path"
-        yield Fault(place, f"missing, but {why}", "set it to the model's folder or Hub name")
+        yield Fault(place, f"missing, but {why}", "set it to the model's folder or Hub name", "missing")
 
 
 def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
     if reward.judge_model_name is None:
-        yield Fault(f"{where}.judge_model_name", "missing", "set it to the model's name at judge_api_url")
+        yield Fault(f"{where}.judge_model_name", "missing", "set it to the model's name at judge_api_url", "missing")
     if reward.judge_api_url is None:
         remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
-        yield Fault(f"{where}.judge_api_url", "missing", remedy)
+        yield Fault(f"{where}.judge_api_url", "missing", remedy, "missing")
     else:
         yield from _url(f"{where}.judge_api_url", reward.judge_api_url)
     key = reward.judge_api_key_env
@@ -164,7 +186,9 @@ def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
             "export the API key in an environment variable, and set this to the variable's name, for example "
             "JUDGE_API_KEY"
         )
-        yield Fault(f"{where}.judge_api_key_env", "the value is not the name of an environment variable", remedy)
+        yield Fault(
+            f"{where}.judge_api_key_env", "the value is not the name of an environment variable", remedy, "malformed"
+        )
 
 
 def _url(place: str, url: str) -> Iterator[Fault]:
@@ -173,15 +197,18 @@ def _url(place: str, url: str) -> Iterator[Fault]:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         yield Fault(
-            place, f"'{url}' is not a URL", "set it to the base URL of the API, for example http://localhost:8000/v1"
+            place,
+            f"'{url}' is not a URL",
+            "set it to the base URL of the API, for example http://localhost:8000/v1",
+            "malformed",
         )
         return
     if parts.username or parts.password:
         problem = "the URL contains a user name or a password"
-        yield Fault(place, problem, "remove them; judge_api_key_env names a variable with the key")
+        yield Fault(place, problem, "remove them; judge_api_key_env names a variable with the key", "not_allowed")
     elif not usable:
         remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
-        yield Fault(place, f"'{url}' is not an http or https URL", remedy)
+        yield Fault(place, f"'{url}' is not an http or https URL", remedy, "malformed")
 
 
 def _turns(config: RlvrConfig) -> Iterator[Fault]:
@@ -202,6 +229,7 @@ def _turns(config: RlvrConfig) -> Iterator[Fault]:
             f"{problem}, but {' and '.join(reasons)}",
             "give it devices of its own, set time_sharing=false so that all roles stay on the devices, or make the run "
             "synchronous without dynamic_sampling",
+            "contradiction",
         )
 
 
@@ -209,20 +237,30 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Yield faults of the keys of environments, and of keys that cannot be combined with environments."""
     if not config.rewards and not config.environments:
         problem = "missing, and there are no environments: nothing would be rewarded"
-        yield Fault("rewards", problem, "add the reward of each domain")
+        yield Fault("rewards", problem, "add the reward of each domain", "missing")
     yield from _lengths(config)
     yield from _rows(config)
     for domain, section in config.environments.items():
         yield from _domain(f"{ENVIRONMENTS}{domain}", section)
         if environment_of(domain, section) == TOOL_USE and domain not in config.rewards:
             problem = f"'{TOOL_USE}' returns no reward of its own, and there is no rewards.{domain}"
-            yield Fault(f"{ENVIRONMENTS}{domain}", problem, f"add rewards.{domain}, which scores the policy's answers")
+            yield Fault(
+                f"{ENVIRONMENTS}{domain}",
+                problem,
+                f"add rewards.{domain}, which scores the policy's answers",
+                "missing",
+            )
         if domain in config.rewards and config.rewards[domain].tag_included:
             problem = (
                 f"set, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}; this reward is only added to the "
                 f"environment's"
             )
-            yield Fault(f"rewards.{domain}.tag_included", problem, f"move it to {ENVIRONMENTS}{domain}.tag_included")
+            yield Fault(
+                f"rewards.{domain}.tag_included",
+                problem,
+                f"move it to {ENVIRONMENTS}{domain}.tag_included",
+                "misplaced",
+            )
     if config.environments:
         yield from _other_keys(config)
 
@@ -231,7 +269,7 @@ def _lengths(config: RlvrConfig) -> Iterator[Fault]:
     longest, single = config.sequence_length, config.prompt_length + config.response_length
     if longest is not None and longest < single:
         problem = f"{longest} is less than prompt_length + response_length = {single}: a first turn might not fit"
-        yield Fault("sequence_length", problem, f"set it to at least {single}, or lower one of the two")
+        yield Fault("sequence_length", problem, f"set it to at least {single}, or lower one of the two", "too_small")
 
 
 def _rows(config: RlvrConfig) -> Iterator[Fault]:
@@ -243,35 +281,45 @@ def _rows(config: RlvrConfig) -> Iterator[Fault]:
                 "missing, and so is actor_train.data_args",
             )
             yield Fault(
-                where, problem, "set rows to the number of tasks that the environment generates, or add a data file"
+                where,
+                problem,
+                "set rows to the number of tasks that the environment generates, or add a data file",
+                "missing",
             )
         else:
-            yield Fault(where, problem, "add it, with the data file of the prompts (file_name) and its columns")
+            yield Fault(
+                where, problem, "add it, with the data file of the prompts (file_name) and its columns", "missing"
+            )
     sets, places = (config.validation.named_sets(), config.validation.places()) if config.validation else ({}, {})
     for name, one in sets.items():
         for domain in one.rows:
             if domain not in config.environments:
                 problem = f"'{domain}' is not a domain of environments{nearest(domain, list(config.environments))}"
                 remedy = "use the name of an environment that generates its own tasks"
-                yield Fault(f"{places[name]}.rows.{domain}", problem, remedy)
+                yield Fault(f"{places[name]}.rows.{domain}", problem, remedy, "unknown_name")
 
 
 def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
     for place, name in enumerate(section.tools):
         if ":" not in name:
-            yield Fault(f"{where}.tools[{place}]", f"'{name}' names no function", "write package.module:function")
+            yield Fault(
+                f"{where}.tools[{place}]", f"'{name}' names no function", "write package.module:function", "malformed"
+            )
     for place, server in enumerate(section.mcp):
         yield from _one_of(f"{where}.mcp[{place}]", {"command": server.command, "url": server.url})
         if server.url is not None and not server.url.startswith(("http://", "https://")):
             yield Fault(
-                f"{where}.mcp[{place}].url", f"'{server.url}' is not an HTTP address", "write http://host:port/mcp"
+                f"{where}.mcp[{place}].url",
+                f"'{server.url}' is not an HTTP address",
+                "write http://host:port/mcp",
+                "malformed",
             )
         if server.call_timeout >= section.step_timeout:
             problem = (
                 f"{server.call_timeout:g} s is not below step_timeout, {section.step_timeout:g} s: a late call would "
                 f"end the episode"
             )
-            yield Fault(f"{where}.mcp[{place}].call_timeout", problem, "lower it, or raise step_timeout")
+            yield Fault(f"{where}.mcp[{place}].call_timeout", problem, "lower it, or raise step_timeout", "not_below")
     if section.agent is not None:
         yield from _agent(where, section, section.agent)
 
@@ -279,32 +327,46 @@ def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
 def _agent(where: str, section: EnvironmentConfig, agent: AgentConfig) -> Iterator[Fault]:
     yield from _one_of(f"{where}.agent", {"command": agent.command, "function": agent.function})
     if agent.function is not None and ":" not in agent.function:
-        yield Fault(f"{where}.agent.function", f"'{agent.function}' names no function", "write package.module:function")
+        yield Fault(
+            f"{where}.agent.function",
+            f"'{agent.function}' names no function",
+            "write package.module:function",
+            "malformed",
+        )
     for name in ("tools", "mcp"):
         if getattr(section, name):
-            yield Fault(f"{where}.{name}", "set, but an agent calls its tools itself", "remove it, or remove agent")
+            yield Fault(
+                f"{where}.{name}", "set, but an agent calls its tools itself", "remove it, or remove agent", "exclusive"
+            )
 
 
 def _one_of(where: str, keys: Mapping[str, object]) -> Iterator[Fault]:
     """Yield the fault of a block in which not exactly one of two keys is set."""
     if len([value for value in keys.values() if value]) != 1:
-        yield Fault(where, f"it needs exactly one of {' and '.join(keys)}", f"set either {' or '.join(keys)}")
+        yield Fault(
+            where, f"it needs exactly one of {' and '.join(keys)}", f"set either {' or '.join(keys)}", "exclusive"
+        )
 
 
 def _other_keys(config: RlvrConfig) -> Iterator[Fault]:
     """Yield faults of keys that only apply to single responses."""
     if config.adv_estimator.traits.needs_greedy:
         problem = f"'{config.adv_estimator}' compares with a greedy response, but an episode in an environment has none"
-        yield Fault("adv_estimator", problem, "use another estimator, such as grpo or rloo")
+        yield Fault("adv_estimator", problem, "use another estimator, such as grpo or rloo", "not_supported")
     if config.overlong_buffer:
         problem = "set, but it counts the tokens of one response, and an episode in an environment has several turns"
-        yield Fault("overlong_buffer", problem, "remove it; sequence_length and max_turns limit an episode")
+        yield Fault(
+            "overlong_buffer", problem, "remove it; sequence_length and max_turns limit an episode", "not_supported"
+        )
     if in_turn := sorted(judged_in_turn(config)):
         problem = (
             f"{' and '.join(in_turn)} would take devices from engines that still have turns of an episode to generate"
         )
         yield Fault(
-            f"{in_turn[0]}.device_mapping", problem, "give the model its own devices, or set time_sharing=false"
+            f"{in_turn[0]}.device_mapping",
+            problem,
+            "give the model its own devices, or set time_sharing=false",
+            "contradiction",
         )
 
 
@@ -341,7 +403,9 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
                 f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards per "
                 f"prompt"
             )
-            yield Fault(place, problem, "set num_return_sequences_in_group to at least 2, or remove this block")
+            yield Fault(
+                place, problem, "set num_return_sequences_in_group to at least 2, or remove this block", "no_effect"
+            )
         yield from _zero_means(query_filter, reward, place)
         high = query_filter.filter_args.threshold_up if query_filter.type == "mean_filter" else None
         if config.adv_estimator.traits.divides_by_mean and high is not None and high <= 0:
@@ -349,7 +413,9 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
                 f"{high:g}, but adv_estimator {config.adv_estimator} learns only if a group's mean is above 0: every "
                 f"advantage would be 0"
             )
-            yield Fault(f"{place}.filter_args.threshold_up", problem, "raise it above 0, or change the estimator")
+            yield Fault(
+                f"{place}.filter_args.threshold_up", problem, "raise it above 0, or change the estimator", "no_effect"
+            )
 
 
 def _zero_means(query_filter: QueryFilterConfig, reward: RewardConfig, place: str) -> Iterator[Fault]:
@@ -360,7 +426,7 @@ def _zero_means(query_filter: QueryFilterConfig, reward: RewardConfig, place: st
     low, high = bounds.threshold_down, bounds.threshold_up
     if query_filter.type == "mean_filter" and ((low is not None and low >= 0) or (high is not None and high <= 0)):
         problem = f"mean_filter, but {normalised}: the mean reward of every group would be 0, which the bounds exclude"
-        yield Fault(place, problem, "use std_filter, set normalise to none, or remove this block")
+        yield Fault(place, problem, "use std_filter, set normalise to none, or remove this block", "contradiction")
     largest = sum(abs(part.weight) for part in reward.parts.values())
     if query_filter.type == "std_filter" and bounds.std_threshold is not None and bounds.std_threshold >= largest > 0:
         problem = (
@@ -368,7 +434,10 @@ def _zero_means(query_filter: QueryFilterConfig, reward: RewardConfig, place: st
             f"the sum of weights"
         )
         yield Fault(
-            f"{place}.filter_args.std_threshold", problem, f"set it below {largest:g}, or set normalise to none"
+            f"{place}.filter_args.std_threshold",
+            problem,
+            f"set it below {largest:g}, or set normalise to none",
+            "too_large",
         )
 
 
@@ -378,6 +447,6 @@ def _bounds(query_filter: QueryFilterConfig, place: str) -> Iterator[Fault]:
     read = BOUNDS_READ[query_filter.type]
     for key in given.keys() - set(read):
         problem = f"{given[key]:g}, but the type {query_filter.type} does not read it"
-        yield Fault(f"{place}.{key}", problem, "remove it, or change the type")
+        yield Fault(f"{place}.{key}", problem, "remove it, or change the type", "unread")
     if read and not given.keys() & set(read):
-        yield Fault(place, f"has no bound, but the type is {query_filter.type}", f"set {' or '.join(read)}")
+        yield Fault(place, f"has no bound, but the type is {query_filter.type}", f"set {' or '.join(read)}", "missing")

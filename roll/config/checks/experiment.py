@@ -36,7 +36,12 @@ def determinism_faults(config: Config) -> Iterator[Fault]:
                 f"{printable(wish)}, but deterministic is true, and compiled layers "
                 "choose their kernels by measured speed"
             )
-            yield Fault(f"{name}.model_args.compile_layers", problem, f"set {name}.model_args.compile_layers=false")
+            yield Fault(
+                f"{name}.model_args.compile_layers",
+                problem,
+                f"set {name}.model_args.compile_layers=false",
+                "contradiction",
+            )
 
 
 def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
@@ -66,7 +71,7 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += _kernels(name, role)
         if (target := role.model_args.lora_target) and not isinstance(role, LearnerConfig | ActorInferConfig):
             problem = f"'{target}', but {name} is a fixed model without an adapter"
-            faults.append(Fault(f"{name}.model_args.lora_target", problem, "remove it"))
+            faults.append(Fault(f"{name}.model_args.lora_target", problem, "remove it", "not_supported"))
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
     else:
@@ -81,14 +86,14 @@ def _experiment(config: Config) -> Iterator[Fault]:
     for tracker in trackers:
         if tracker not in TRACKERS:
             problem = f"unknown tracker '{tracker}'{nearest(tracker, list(TRACKERS))}"
-            yield Fault("track_with", problem, f"use one of: {', '.join(TRACKERS)}")
+            yield Fault("track_with", problem, f"use one of: {', '.join(TRACKERS)}", "unknown_name")
     for name in config.tracker_kwargs:
         if name not in trackers:
             remedy = f"remove it, or add it to track_with, which is {', '.join(trackers) or 'empty'}"
-            yield Fault(f"tracker_kwargs.{name}", f"'{name}' is not a tracker of this run", remedy)
+            yield Fault(f"tracker_kwargs.{name}", f"'{name}' is not a tracker of this run", remedy, "owner_missing")
     if isinstance(config, RlvrConfig) and config.eval_steps and config.validation is None:
         problem = f"{config.eval_steps}, but there is no validation block"
-        yield Fault("eval_steps", problem, "add validation.data_args, or set eval_steps to 0")
+        yield Fault("eval_steps", problem, "add validation.data_args, or set eval_steps to 0", "owner_missing")
 
 
 def _learner(config: Config) -> Iterator[Fault]:
@@ -108,15 +113,18 @@ def _held_out(validation: ValidationConfig) -> Iterator[Fault]:
             yield from column_faults(f"{place}.data_args", columns, "prompts")
         elif not sets[name].rows:
             yield Fault(
-                f"{place}.data_args", "missing", "add the data file of the set's prompts, or rows of environments"
+                f"{place}.data_args",
+                "missing",
+                "add the data file of the set's prompts, or rows of environments",
+                "missing",
             )
     if not sets:
         problem = "missing, and there are no validation.sets"
-        yield Fault("validation.data_args", problem, "add the data file of one set, or several sets")
+        yield Fault("validation.data_args", problem, "add the data file of one set, or several sets", "missing")
     if validation.sets and (validation.data_args or validation.rows or "name" in validation.model_fields_set):
         key = "data_args" if validation.data_args else "rows" if validation.rows else "name"
         problem = "set, and so is validation.sets, where each set has its own name and data_args"
-        yield Fault(f"validation.{key}", problem, "remove it, or move it into one of the sets")
+        yield Fault(f"validation.{key}", problem, "remove it, or move it into one of the sets", "exclusive")
 
 
 def _window(config: RlvrConfig) -> Iterator[Fault]:
@@ -125,12 +133,17 @@ def _window(config: RlvrConfig) -> Iterator[Fault]:
         return
     if window % batch:
         multiples = f"{window // batch * batch} or {(window // batch + 1) * batch}" if window > batch else str(batch)
-        yield Fault("rollout_window", f"{window} is not divisible by rollout_batch_size {batch}", f"use {multiples}")
+        yield Fault(
+            "rollout_window",
+            f"{window} is not divisible by rollout_batch_size {batch}",
+            f"use {multiples}",
+            "not_divisible",
+        )
     elif window > batch and not config.async_generation_ratio:
         problem = (
             f"{window}, but async_generation_ratio is 0: a step generates only the {batch} prompts that it trains on"
         )
-        yield Fault("rollout_window", problem, "set async_generation_ratio above 0, or remove this key")
+        yield Fault("rollout_window", problem, "set async_generation_ratio above 0, or remove this key", "no_effect")
 
 
 def _running(config: RlvrConfig) -> Iterator[Fault]:
@@ -139,10 +152,10 @@ def _running(config: RlvrConfig) -> Iterator[Fault]:
         return
     if strategy.traits.most_requests is None:
         problem = f"{most}, but {strategy.strategy_name} answers one prompt at a time"
-        yield Fault("max_running_samples", problem, "remove it, or use the strategy vllm")
+        yield Fault("max_running_samples", problem, "remove it, or use the strategy vllm", "no_effect")
     elif most < (engines := ranks(config.actor_infer) // strategy.traits.devices_per_rank):
         problem = f"{most}, but actor_infer has {engines} engines"
-        yield Fault("max_running_samples", problem, f"set it to at least {engines}, or remove it")
+        yield Fault("max_running_samples", problem, f"set it to at least {engines}, or remove it", "too_small")
 
 
 def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -151,13 +164,25 @@ def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
     model = role.model_args
     if isinstance(role, LearnerConfig) and model.dtype == "fp16":
         problem = "'fp16', but the role trains on the CPU, where DeepSpeed supports only bf16 and fp32"
-        yield Fault(f"{name}.model_args.dtype", problem, f"set it to fp32 or bf16, or set {name}.device_mapping")
+        yield Fault(
+            f"{name}.model_args.dtype",
+            problem,
+            f"set it to fp32 or bf16, or set {name}.device_mapping",
+            "not_supported",
+        )
     if not generates(name, role) and model.attn_implementation == "fa2":
         problem = "'fa2' is a kernel for GPUs, but the role runs on the CPU"
-        yield Fault(f"{name}.model_args.attn_implementation", problem, f"set it to auto, or set {name}.device_mapping")
+        yield Fault(
+            f"{name}.model_args.attn_implementation",
+            problem,
+            f"set it to auto, or set {name}.device_mapping",
+            "not_supported",
+        )
     if model.liger and not role.strategy_args.traits.own_kernels:
         problem = "true, but its kernels are for GPUs, and the role runs on the CPU"
-        yield Fault(f"{name}.model_args.liger", problem, f"remove the key, or set {name}.device_mapping")
+        yield Fault(
+            f"{name}.model_args.liger", problem, f"remove the key, or set {name}.device_mapping", "not_supported"
+        )
 
 
 def uses_reference(config: Config) -> bool:
@@ -172,13 +197,20 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
         on, coefficient = getattr(config, switch), getattr(config, weight)
         if on and not coefficient:
             problem = f"0, but {switch} is true: the term would have no effect"
-            yield Fault(weight, problem, f"set it above 0 (0.001 is usual), or set {switch}=false")
+            yield Fault(weight, problem, f"set it above 0 (0.001 is usual), or set {switch}=false", "no_effect")
         if coefficient and not on:
-            yield Fault(switch, f"false, but {weight} is {coefficient:g}", f"set {switch}=true, or remove {weight}")
+            yield Fault(
+                switch,
+                f"false, but {weight} is {coefficient:g}",
+                f"set {switch}=true, or remove {weight}",
+                "owner_missing",
+            )
     if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:
         term = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
         problem = f"missing, but {term} needs it (with LoRA, actor_train without its adapter would replace it)"
-        yield Fault("reference", problem, f"add a reference block (strategy_name: hf_infer), or set {term}=false")
+        yield Fault(
+            "reference", problem, f"add a reference block (strategy_name: hf_infer), or set {term}=false", "missing"
+        )
 
 
 def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
@@ -187,7 +219,9 @@ def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
         ours, theirs = getattr(train, key), getattr(infer, key)
         if key in infer.model_fields_set and theirs != ours:
             problem = f"{theirs!r}, but actor_train.model_args.{key} is {ours!r}, and both roles hold the same policy"
-            yield Fault(f"actor_infer.model_args.{key}", problem, "remove it, or make the two values equal")
+            yield Fault(
+                f"actor_infer.model_args.{key}", problem, "remove it, or make the two values equal", "contradiction"
+            )
 
 
 def experiment_warnings(config: Config) -> list[str]:

@@ -31,7 +31,7 @@ class Requires:
         if self.key not in given or self.owner in given or value is None:
             return None
         problem = f"{value_text(value)}, but {self.owner} is not set"
-        return Fault(f"{where}{self.key}", problem, self.remedy.format(owner=self.owner))
+        return Fault(f"{where}{self.key}", problem, self.remedy.format(owner=self.owner), "owner_missing")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Exclusive:
         if not value or not other:
             return None
         problem = f"{value_text(value)}, and {self.other} is {value_text(other)}"
-        return Fault(f"{where}{self.key}", problem, "set only one of the two")
+        return Fault(f"{where}{self.key}", problem, "set only one of the two", "exclusive")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Below:
             return None
         relation = "is more than" if self.may_be_equal else "is not below"
         problem = f"{value:g} {relation} {self.bound} {bound:g}: {self.otherwise}"
-        return Fault(f"{where}{self.key}", problem, self.remedy)
+        return Fault(f"{where}{self.key}", problem, self.remedy, "not_below")
 
 
 ADAPTER = "set lora_target (all-linear), or remove it"

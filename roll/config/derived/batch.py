@@ -116,7 +116,7 @@ def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[F
     )
     if name == "actor_train" and "updates_per_step" in config.model_fields_set:
         problem = f"{config.updates_per_step}, but {where}, which is {accumulated}, also says the size of an update"
-        return [Fault("updates_per_step", problem, f"remove one of them: ~updates_per_step or ~{where}")]
+        return [Fault("updates_per_step", problem, f"remove one of them: ~updates_per_step or ~{where}", "exclusive")]
     step, update = sequences_per_step(config), sequences_per_update(config, role)
     if step % update == 0:
         return []
@@ -128,7 +128,7 @@ def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[F
             f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x "
             f"replicas)"
         )
-    return [Fault(where, problem, f"{remedy}; or use updates_per_step instead")]
+    return [Fault(where, problem, f"{remedy}; or use updates_per_step instead", "not_divisible")]
 
 
 def _undivided(config: RlvrConfig) -> list[Fault]:
@@ -140,7 +140,7 @@ def _undivided(config: RlvrConfig) -> list[Fault]:
     above = next((number for number in range(updates, step + 1) if step % number == 0), None)
     nearest = f"{below} or {above}" if above else str(below)
     problem = f"{updates}, but {_sequences(config)} cannot be divided into {updates} equal updates"
-    return [Fault("updates_per_step", problem, f"set it to {nearest}, or change rollout_batch_size")]
+    return [Fault("updates_per_step", problem, f"set it to {nearest}, or change rollout_batch_size", "not_divisible")]
 
 
 def _sequences(config: RlvrConfig) -> str:
@@ -188,6 +188,7 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
                     f"{name}.generating_args.max_new_tokens",
                     problem,
                     f"give at most {config.response_length}, or remove the key",
+                    "too_large",
                 )
             )
     for name, sampling in held_out.items():
@@ -195,19 +196,32 @@ def _sampling_faults(config: RlvrConfig) -> list[Fault]:
             problem = f"{sampling.num_return_sequences}, but temperature is 0 (greedy), so all of them would be equal"
             faults.append(
                 Fault(
-                    f"{name}.generating_args.num_return_sequences", problem, "remove it, or give a temperature above 0"
+                    f"{name}.generating_args.num_return_sequences",
+                    problem,
+                    "remove it, or give a temperature above 0",
+                    "no_effect",
                 )
             )
     rollout = config.actor_infer.generating_args
     if rollout.num_return_sequences not in (None, samples):
         problem = f"{rollout.num_return_sequences}, but num_return_sequences_in_group is {samples}"
         faults.append(
-            Fault("actor_infer.generating_args.num_return_sequences", problem, "remove it, or make both values equal")
+            Fault(
+                "actor_infer.generating_args.num_return_sequences",
+                problem,
+                "remove it, or make both values equal",
+                "contradiction",
+            )
         )
     if rollout.temperature == 0:
         problem = "0 is greedy, so that rollouts would not explore; the trainer also divides its logits by it"
         faults.append(
-            Fault("actor_infer.generating_args.temperature", problem, "give a temperature above 0; 1.0 is usual")
+            Fault(
+                "actor_infer.generating_args.temperature",
+                problem,
+                "give a temperature above 0; 1.0 is usual",
+                "out_of_range",
+            )
         )
     return faults
 

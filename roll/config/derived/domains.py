@@ -71,7 +71,7 @@ def sandbox_faults(rewards: Mapping[str, RewardConfig]) -> Iterator[Fault]:
                 remedy = (
                     f"raise it above that, for example to {seconds + 30:g}, or lower {place}.reward_args.wall_seconds"
                 )
-                yield Fault(f"rewards.{domain}.timeout", problem, remedy)
+                yield Fault(f"rewards.{domain}.timeout", problem, remedy, "too_small")
 
 
 def is_async(reward: Callable[..., Any]) -> bool:
@@ -86,4 +86,5 @@ def only_side_by_side(domain: str, concurrency: int, rewards: Sequence[str]) -> 
         f"rewards.{domain}.concurrency",
         problem,
         f"remove it and set world_size: {concurrency}, or make the function async def",
+        "not_supported",
     )

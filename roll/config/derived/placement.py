@@ -172,23 +172,37 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     if mapping is None:
         faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > MOST_RANKS else []
         return faults + (
-            [Fault(wide, f"{width}, but {name} runs on the CPU", "use 1, or give device_mapping")] if width > 1 else []
+            [Fault(wide, f"{width}, but {name} runs on the CPU", "use 1, or give device_mapping", "not_supported")]
+            if width > 1
+            else []
         )
     if not mapping:
-        return [Fault(where, "[] contains no device", "name devices, or remove the key to run on the CPU")]
+        return [Fault(where, "[] contains no device", "name devices, or remove the key to run on the CPU", "empty")]
     faults = []
     twice = [device for device, count in Counter(mapping).items() if count > 1]
     if twice:
-        faults.append(Fault(where, f"devices {_listed(twice)} are listed more than once", "name each device once"))
+        faults.append(
+            Fault(where, f"devices {_listed(twice)} are listed more than once", "name each device once", "duplicate")
+        )
     if max(mapping) >= MOST_RANKS:
         problem = f"device {max(mapping)} is too large a number"
-        faults.append(Fault(where, problem, f"number the devices over all nodes, from 0 to at most {MOST_RANKS - 1}"))
+        faults.append(
+            Fault(where, problem, f"number the devices over all nodes, from 0 to at most {MOST_RANKS - 1}", "too_large")
+        )
     if len(mapping) % width:
         problem = f"{len(mapping)} devices cannot be divided into engines of {traits.devices_key} {width}"
-        faults.append(Fault(where, problem, f"give a multiple of {width} devices, or another {traits.devices_key}"))
+        faults.append(
+            Fault(
+                where, problem, f"give a multiple of {width} devices, or another {traits.devices_key}", "not_divisible"
+            )
+        )
     elif role.world_size and role.world_size != len(mapping) // width:
         problem = f"{role.world_size}, but device_mapping makes {len(mapping) // width} workers"
-        faults.append(Fault(f"{name}.world_size", problem, "remove world_size, which is only for roles on the CPU"))
+        faults.append(
+            Fault(
+                f"{name}.world_size", problem, "remove world_size, which is only for roles on the CPU", "contradiction"
+            )
+        )
     for engine_devices in place(name, role, 1).devices:
         nodes = sorted({device // config.num_gpus_per_node for device in engine_devices})
         if len(nodes) > 1:
@@ -197,7 +211,7 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
                 f"order the devices so that each group of {width} is on one node ({config.num_gpus_per_node} devices "
                 f"per node)"
             )
-            faults.append(Fault(where, problem, remedy))
+            faults.append(Fault(where, problem, remedy, "not_supported"))
     return faults
 
 
@@ -206,7 +220,7 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     if (train is None) != (infer is None):
         on_gpu, on_cpu = ("actor_infer", "actor_train") if train is None else ("actor_train", "actor_infer")
         problem = f"missing, so {on_cpu} runs on the CPU while {on_gpu} has devices"
-        return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both roles, or to neither")]
+        return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both roles, or to neither", "missing")]
     stopped_for = sorted(interrupting(config))
     if stopped_for and not config.actor_infer.strategy_args.traits.pauses:
         others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
@@ -215,7 +229,11 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
             f"response"
         )
         remedy = "use the strategy vllm, give the roles separate devices, or set async_generation_ratio=0"
-        return [Fault("async_generation_ratio", f"{config.async_generation_ratio:g}, but {problem}", remedy)]
+        return [
+            Fault(
+                "async_generation_ratio", f"{config.async_generation_ratio:g}, but {problem}", remedy, "not_supported"
+            )
+        ]
     return _kv_cache_faults(config)
 
 
@@ -228,6 +246,7 @@ def _kv_cache_faults(config: RlvrConfig) -> list[Fault]:
                 where,
                 f"{wish}, but async_generation_ratio is 0, so that no response is unfinished at a weight sync",
                 "remove it",
+                "no_effect",
             )
         ]
     if wish == "keep" and _drops_kv_cache(config):
@@ -235,7 +254,14 @@ def _kv_cache_faults(config: RlvrConfig) -> list[Fault]:
             f"keep, but actor_infer leaves its devices to {' and '.join(sorted(interrupting(config)))}, and its KV "
             f"cache is lost"
         )
-        return [Fault(where, problem, "remove it, or set time_sharing=false so that all roles stay on their devices")]
+        return [
+            Fault(
+                where,
+                problem,
+                "remove it, or set time_sharing=false so that all roles stay on their devices",
+                "contradiction",
+            )
+        ]
     return []
 
 
@@ -249,7 +275,7 @@ def sync_faults(config: RlvrConfig) -> list[Fault]:
     train, infer = set(config.actor_train.device_mapping or ()), config.actor_infer
     if sends_adapter(config) and not infer.strategy_args.traits.loads_adapters:
         problem = f"adapter, but the strategy {infer.strategy_args.strategy_name} takes whole weights only"
-        return [Fault("weight_sync.lora", problem, "set it to merged")]
+        return [Fault("weight_sync.lora", problem, "set it to merged", "not_supported")]
     if not infer.device_mapping or sends_adapter(config):
         return []
     astride = [each for each in place("actor_infer", infer, 1).devices if 0 < len(train & set(each)) < len(each)]
@@ -259,6 +285,7 @@ def sync_faults(config: RlvrConfig) -> list[Fault]:
             f"the engine on devices {_listed(each)} shares {_listed(sorted(train & set(each)))} with actor_train, but "
             f"not the others",
             "give each engine only devices of actor_train, or none of them",
+            "not_supported",
         )
         for each in astride
     ]
@@ -312,7 +339,7 @@ def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
 
 
 def _too_many(where: str, size: int | None) -> Fault:
-    return Fault(where, f"{size} workers are too many", f"give at most {MOST_RANKS}")
+    return Fault(where, f"{size} workers are too many", f"give at most {MOST_RANKS}", "too_large")
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -66,7 +66,9 @@ def missing_packages(config: Config) -> Iterator[Fault]:
     for name in chosen_trackers(config):
         if name in PACKAGES and not is_installed(package := PACKAGES[name].name):
             remedy = f"install it (`pip install {package}`) or remove `{name}` from `track_with`"
-            yield Fault("track_with", f"'{name}' is requested, but its package is not installed", remedy)
+            yield Fault(
+                "track_with", f"'{name}' is requested, but its package is not installed", remedy, "not_installed"
+            )
 
 
 def argument_faults(config: Config) -> Iterator[Fault]:
@@ -79,8 +81,8 @@ def argument_faults(config: Config) -> Iterator[Fault]:
             accepted = package.accepted(given)
         except Exception as error:
             problem = f"'{name}' is requested, but its package cannot be imported: {type(error).__name__}: {error}"
-            yield Fault("track_with", problem, f"reinstall it, or remove `{name}` from `track_with`")
+            yield Fault("track_with", problem, f"reinstall it, or remove `{name}` from `track_with`", "not_installed")
             continue
         for key in (key for key in given if key not in accepted):
             problem = f"'{name}' has no argument '{key}'{nearest(key, accepted)}"
-            yield Fault(f"tracker_kwargs.{name}.{key}", problem, f"use one of: {', '.join(accepted)}")
+            yield Fault(f"tracker_kwargs.{name}.{key}", problem, f"use one of: {', '.join(accepted)}", "unknown_key")

@@ -54,7 +54,7 @@ LAUNCHED = ("RANK", "LOCAL_RANK")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError([Fault("command line", message, "see --help")])
+        raise ConfigError([Fault("command line", message, "see --help", "malformed")])
 
 
 def flag_parser() -> argparse.ArgumentParser:
@@ -115,7 +115,7 @@ def launcher_fault(environment: Mapping[str, str], argv: Sequence[str]) -> Fault
         f"start a single process, which starts the workers of all GPUs itself: {PROGRAM} {shlex.join(argv)}".rstrip()
     )
     unset = f"if no launcher started this process, first run: unset {' '.join((*LAUNCHED, 'WORLD_SIZE'))}"
-    return Fault("command line", problem, f"{remedy}\n    {unset}")
+    return Fault("command line", problem, f"{remedy}\n    {unset}", "not_supported")
 
 
 def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
@@ -123,14 +123,14 @@ def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
     for kind, (works, why, remedy) in HYDRA_PLUGINS.items():
         chosen = hydra[kind].get("_target_")
         if chosen != works:
-            yield Fault(f"hydra/{kind}", f"{chosen}, but {why}", remedy)
+            yield Fault(f"hydra/{kind}", f"{chosen}, but {why}", remedy, "not_supported")
 
 
 def missing_plugin(problem: str) -> Fault | None:
     """Return the fault of a plugin that Hydra does not find; None if its message `problem` is about something else."""
     for kind, (_, why, remedy) in HYDRA_PLUGINS.items():
         if f"hydra/{kind}/" in problem:
-            return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy)
+            return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy, "not_supported")
     return None
 
 
@@ -138,7 +138,7 @@ def _flag_faults(words: Sequence[str]) -> Iterator[Fault]:
     """Yield a fault for each flag among the words that the parser does not know."""
     for flag in (word.partition("=")[0] for word in words):
         if flag in HYDRA_FLAGS:
-            yield Fault(flag, *HYDRA_FLAGS[flag])
+            yield Fault(flag, *HYDRA_FLAGS[flag], "not_supported")
         elif flag.startswith("-"):
             yield _unknown_flag(flag)
 
@@ -146,10 +146,12 @@ def _flag_faults(words: Sequence[str]) -> Iterator[Fault]:
 def _unknown_flag(flag: str) -> Fault:
     hyphens, name = flag.replace("_", "-"), flag.lstrip("-").replace("-", "_")
     if f"{hyphens} " in flag_parser().format_help():
-        return Fault(flag, "is written with hyphens", f"write {hyphens}")
+        return Fault(flag, "is written with hyphens", f"write {hyphens}", "unknown_key")
     problem = "is not a flag of this command; configuration keys are written without --, as KEY=VALUE"
     remedy = counterpart_of(name, ExperimentConfig) or _key_remedy(name)
-    return Fault(flag, problem, remedy or "see --help for the flags, and docs/configuration.md for the keys")
+    return Fault(
+        flag, problem, remedy or "see --help for the flags, and docs/configuration.md for the keys", "unknown_key"
+    )
 
 
 def _key_remedy(name: str) -> str | None:
@@ -213,7 +215,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     """
     flags = parse_flags(argv)
     if flags.config_name is None:
-        raise ConfigError([Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}")])
+        raise ConfigError([Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}", "missing")])
     option = "--config-path" if flags.config_path else "--config-dir"
     folder = flags.config_path or flags.config_dir
     name = flags.config_name
@@ -252,7 +254,7 @@ def _parsed(word: str) -> Override:
         elif "(" in value:
             remedy = f"quote it twice: '{key}=\"{value}\"'"
         problem = f"'{word}' is not an override: {reason}".encode(errors="replace").decode()  # bytes beside UTF-8
-        raise ConfigError([Fault("command line", problem, remedy)]) from None
+        raise ConfigError([Fault("command line", problem, remedy, "malformed")]) from None
 
 
 def _adding(override: Override, folders: Sequence[Path]) -> Override:
@@ -336,13 +338,21 @@ class _Experiment:
                 some = itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)
                 values[key] = [f"{key}={value}" for value in some]
             elif override.is_interval_sweep():
-                raise ConfigError([Fault(key, f"{_word(override)} has no first value", f"list the values: {key}=A,B")])
+                raise ConfigError(
+                    [
+                        Fault(
+                            key, f"{_word(override)} has no first value", f"list the values: {key}=A,B", "not_supported"
+                        )
+                    ]
+                )
             else:
                 values[key] = [_word(override)]
         number = math.prod(map(len, values.values()))
         if not 0 < number <= MOST_JOBS:
             problem = f"the sweep has more than {MOST_JOBS:,} jobs" if number else "the sweep has no jobs"
-            raise ConfigError([Fault("command line", problem, f"list 1 to {MOST_JOBS:,} combinations of values")])
+            raise ConfigError(
+                [Fault("command line", problem, f"list 1 to {MOST_JOBS:,} combinations of values", "out_of_range")]
+            )
         return list(itertools.product(*values.values()))
 
     def _job(self, files: DictConfig, words: Sequence[str]) -> DictConfig:
@@ -393,7 +403,9 @@ def _print_block(composed: DictConfig, package: str | None, resolve: bool) -> No
     whole = package in (None, "_global_")
     block: Any = composed if whole else OmegaConf.select(composed, str(package))
     if block is None:
-        raise ConfigError([Fault("--package", f"there is no '{package}' in the configuration", "see --cfg job")])
+        raise ConfigError(
+            [Fault("--package", f"there is no '{package}' in the configuration", "see --cfg job", "not_found")]
+        )
     if not OmegaConf.is_config(block):
         print(block)
         return
@@ -431,10 +443,10 @@ def _value_faults(overrides: Sequence[Override], composed: DictConfig) -> Iterat
             if isinstance(node, str) and node.startswith("${"):
                 target = ".".join([node.removeprefix("${").removesuffix("}"), *steps[depth:]])
                 problem = f"{where} is {node}; setting one key inside would drop all the others"
-                yield Fault(override.key_or_group, problem, f"set {target} instead")
+                yield Fault(override.key_or_group, problem, f"set {target} instead", "misplaced")
             elif isinstance(node, list) and override.is_delete() and depth == len(steps) - 1:
                 problem = f"{where} is a list, and items of lists cannot be deleted"
-                yield Fault(f"~{override.key_or_group}", problem, f"set the whole list: {where}=[...]")
+                yield Fault(f"~{override.key_or_group}", problem, f"set the whole list: {where}=[...]", "not_supported")
 
 
 @contextlib.contextmanager
@@ -454,29 +466,37 @@ def _fault(error: Exception, file: Path) -> Fault | None:
     if isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f"{mark.name}:{mark.line + 1}" if mark else str(file)
-        return Fault(place, f"this is not YAML: {error.problem or error.context}", "fix this line of the file")
+        return Fault(
+            place, f"this is not YAML: {error.problem or error.context}", "fix this line of the file", "malformed"
+        )
     if isinstance(error, YAMLError):
-        return Fault(str(file), f"it or a file of its defaults cannot be read: {error}", "fix the file")
+        return Fault(str(file), f"it or a file of its defaults cannot be read: {error}", "fix the file", "unreadable")
     if isinstance(error, RecursionError):
-        return Fault(str(file), "blocks, lists or references are nested too deeply, or contain themselves", FLATTEN)
+        return Fault(
+            str(file), "blocks, lists or references are nested too deeply, or contain themselves", FLATTEN, "too_large"
+        )
     if isinstance(error, UnicodeDecodeError):
         problem = f"it or a file of its defaults is not UTF-8: byte 0x{error.object[error.start]:02x}"
-        return Fault(str(file), problem, "save the file as UTF-8")
+        return Fault(str(file), problem, "save the file as UTF-8", "unreadable")
     if isinstance(error, OmegaConfBaseException):
         return resolution_fault(error)
     if isinstance(error, MissingConfigException):
         problem = " ".join(str(error).split("Config search path")[0].split("Available options")[0].split())
         presets = f"presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_"
         remedy = f"correct the entry of `defaults`; {presets}; shipped experiments are ../FOLDER/NAME@_here_, and files"
-        return missing_plugin(problem) or Fault("defaults", problem, f"{remedy} in the same folder are NAME")
+        return missing_plugin(problem) or Fault(
+            "defaults", problem, f"{remedy} in the same folder are NAME", "not_found"
+        )
     if isinstance(error, OSError):
         problem = f"it cannot be read: {error.strerror}"
-        return Fault(str(error.filename or file), problem, "use another file, or change its permissions")
+        return Fault(str(error.filename or file), problem, "use another file, or change its permissions", "unreadable")
     if isinstance(error, HydraException):
         inner = f": {error.__cause__}" if error.__cause__ else ""
         problem = " ".join(f"{error}{inner}".split("\n    full_key")[0].split())
         remedy = "correct the override or the entry of `defaults`; see --info defaults"
-        return Fault("command line or defaults", problem, remedy)
+        return Fault("command line or defaults", problem, remedy, "malformed")
     if "integer string conversion" in str(error):
-        return Fault(str(file), f"a whole number is too long: {str(error).split(';')[0]}", "write a shorter one")
+        return Fault(
+            str(file), f"a whole number is too long: {str(error).split(';')[0]}", "write a shorter one", "too_large"
+        )
     return None

@@ -33,7 +33,7 @@ def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            faults.append(Fault(str(file), f"it cannot be read: {error}", "fix it, or move it away"))
+            faults.append(Fault(str(file), f"it cannot be read: {error}", "fix it, or move it away", "unreadable"))
             continue
         for number, line in enumerate(map(str.strip, lines), 1):
             if not line or line.startswith("#"):
@@ -46,6 +46,7 @@ def read_env_files(files: Sequence[Path]) -> tuple[dict[str, str], list[Fault]]:
                         where,
                         f"'{line}' sets no variable",
                         "write the line as NAME=VALUE, for example NCCL_IB_DISABLE=1",
+                        "malformed",
                     )
                 )
             elif name in PLACE:
@@ -64,7 +65,7 @@ def variable_faults(config: Config) -> list[Fault]:
     """Return faults of variable names in `system_envs` that are invalid or must not be set in a configuration."""
     names = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
     faults = [
-        Fault(where, f"'{name}' is not a valid variable name", "write NAME: value")
+        Fault(where, f"'{name}' is not a valid variable name", "write NAME: value", "malformed")
         for where, name in names
         if not name.isidentifier()
     ]
@@ -109,4 +110,4 @@ def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
 
 def _of_its_place(where: str, name: str) -> Fault:
     remedy = "remove it; device_mapping (on the CPU: world_size) sets the devices and the number of workers"
-    return Fault(where, f"roll sets {name} for each worker itself", remedy)
+    return Fault(where, f"roll sets {name} for each worker itself", remedy, "not_allowed")

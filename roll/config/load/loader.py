@@ -111,20 +111,20 @@ def _unusable(node: Any, place: tuple[str | int, ...] = ()) -> Iterator[Fault]:
     """Yield the faults of an unresolved configuration that would be lost, or would end in a traceback, later."""
     where = UNUSABLE.sub("?", dotted(place))
     if len(place) > DEEPEST:
-        yield Fault(where, f"blocks and lists are nested more than {DEEPEST} levels deep", FLATTEN)
+        yield Fault(where, f"blocks and lists are nested more than {DEEPEST} levels deep", FLATTEN, "too_large")
         return
     if isinstance(node, Mapping):
         if len(set(map(str, node))) < len(node):
-            yield Fault(where, "two of its keys are the same when read as text", "remove one of them")
+            yield Fault(where, "two of its keys are the same when read as text", "remove one of them", "duplicate")
         for key, below in node.items():
             if isinstance(key, bool) or not isinstance(key, str | int):  # a table of symbols may have whole numbers
-                yield Fault(dotted((*place, str(key))), "the key is not text", "quote the key")
+                yield Fault(dotted((*place, str(key))), "the key is not text", "quote the key", "wrong_type")
             yield from _unusable(below, (*place, str(key)))
     elif isinstance(node, list):
         for number, below in enumerate(node):
             yield from _unusable(below, (*place, number))
     if any(isinstance(text, str) and UNUSABLE.search(text) for text in (node, *place[-1:])):
-        yield Fault(where, "it contains NUL, or bytes that are not UTF-8", "remove them")
+        yield Fault(where, "it contains NUL, or bytes that are not UTF-8", "remove them", "malformed")
 
 
 def _resolve(composed: DictConfig) -> dict[str, Any]:
@@ -148,15 +148,18 @@ def resolution_fault(error: OmegaConfBaseException) -> Fault:
     message = str(error).split("\n    full_key")[0].strip()
     if isinstance(error, MissingMandatoryValue):
         return Fault(
-            place, "the required value ??? was never set", f"set it in the file, or as {place}=... on the command line"
+            place,
+            "the required value ??? was never set",
+            f"set it in the file, or as {place}=... on the command line",
+            "missing",
         )
     if isinstance(error, InterpolationKeyError):
         preset = next((name for name in preset_names() if f"'{name}'" in message), "deepspeed_zero3")
         remedy = f"define that key, or add the preset that defines it to `defaults`: ../config/{preset}@_here_"
-        return Fault(place, message, remedy)
+        return Fault(place, message, remedy, "unresolved")
     if isinstance(error, InterpolationResolutionError):
-        return Fault(place, message, "fix the expression in ${...}")
-    return Fault(place, message, "fix this key in the file or on the command line")
+        return Fault(place, message, "fix the expression in ${...}", "unresolved")
+    return Fault(place, message, "fix this key in the file or on the command line", "unresolved")
 
 
 def _infer_pipeline(done: Translation) -> None:
@@ -173,14 +176,22 @@ def _check(done: Translation, imports: bool) -> LoadedConfig:
     if "pipeline" not in values and (deciding := _deciding_key(values)):
         in_rlvr = counterpart_of(deciding, PIPELINES["rlvr"])
         remedy = f"add pipeline: {OWN[deciding]}" + (f"; in rlvr, {in_rlvr}" if in_rlvr else "")
-        faults = [Fault("pipeline", f"missing, but {deciding} is set", remedy), *faults]
+        faults = [Fault("pipeline", f"missing, but {deciding} is set", remedy, "missing"), *faults]
         values = {**values, "pipeline": OWN[deciding]}
     pipeline = values.get("pipeline", "rlvr")
     if not isinstance(pipeline, str) or pipeline not in PIPELINES:
         known = ", ".join(PIPELINES)
         hint = nearest(str(pipeline), list(PIPELINES))
         raise ConfigError(
-            [Fault("pipeline", f"there is no pipeline {printable(pipeline)}{hint}", f"use one of: {known}"), *faults]
+            [
+                Fault(
+                    "pipeline",
+                    f"there is no pipeline {printable(pipeline)}{hint}",
+                    f"use one of: {known}",
+                    "unknown_name",
+                ),
+                *faults,
+            ]
         )
     schema = PIPELINES[pipeline]
     methods, wrong = inspect_user_code(values) if imports else ({}, [])

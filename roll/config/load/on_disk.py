@@ -101,7 +101,7 @@ def _model(model: str, where: str, longest: int, found: DiskFacts) -> ModelShape
     if file is None:
         if _is_local(model) or not HUB_NAME.fullmatch(model):
             remedy = "set it to a folder with a config.json, or to a Hub name such as Qwen/Qwen2.5-7B"
-            found.missing.append(Fault(where, f"there is no folder '{model}'", remedy))
+            found.missing.append(Fault(where, f"there is no folder '{model}'", remedy, "not_found"))
         else:
             found.notes.append(
                 f"{where}: '{model}' is read as a Hub name; it is not in the local cache, so its memory is not "
@@ -109,13 +109,15 @@ def _model(model: str, where: str, longest: int, found: DiskFacts) -> ModelShape
             )
         return None
     if not file.is_file():
-        found.faults.append(Fault(where, f"'{model}' contains no config.json", "set it to the folder of a saved model"))
+        found.faults.append(
+            Fault(where, f"'{model}' contains no config.json", "set it to the folder of a saved model", "not_found")
+        )
         return None
     try:
         shape = read_shape(file)
     except ValueError as error:
         found.faults.append(
-            Fault(where, f"{file} cannot be read: {error}", "save the model again, or use another folder")
+            Fault(where, f"{file} cannot be read: {error}", "save the model again, or use another folder", "unreadable")
         )
         return None
     if shape is None:
@@ -125,7 +127,7 @@ def _model(model: str, where: str, longest: int, found: DiskFacts) -> ModelShape
     elif shape.max_position_embeddings and longest > shape.max_position_embeddings:
         problem = f"sequences have up to {longest} tokens, but '{model}' has {shape.max_position_embeddings} positions"
         remedy = f"keep prompt_length + response_length, and sequence_length, within {shape.max_position_embeddings}"
-        found.faults.append(Fault("response_length", problem, remedy))
+        found.faults.append(Fault("response_length", problem, remedy, "too_large"))
     return shape
 
 
@@ -140,12 +142,13 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
     if not generates(name, role) and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
         problem = "fa2, but the package flash-attn is not installed"
         remedy = "install the package, or set the key to auto, which uses torch's own kernel for packed sequences"
-        yield Fault(f"{name}.model_args.attn_implementation", problem, remedy)
+        yield Fault(f"{name}.model_args.attn_implementation", problem, remedy, "not_installed")
     if loads_by_transformers and model.liger and find_spec("liger_kernel") is None:
         yield Fault(
             f"{name}.model_args.liger",
             "true, but the package liger-kernel is not installed",
             "install it, or remove the key",
+            "not_installed",
         )
 
 
@@ -175,15 +178,20 @@ def _files(where: str, columns: DataConfig, found: DiskFacts) -> None:
         if path.exists():
             if not os.access(path, os.R_OK):
                 found.faults.append(
-                    Fault(place, f"'{name}' cannot be read: permission denied", "change its permissions")
+                    Fault(place, f"'{name}' cannot be read: permission denied", "change its permissions", "unreadable")
                 )
             elif path.is_file() and not name.endswith(DATA_ENDINGS):
                 found.faults.append(
-                    Fault(place, f"'{name}' is not a data file", f"use a file that ends in {', '.join(DATA_ENDINGS)}")
+                    Fault(
+                        place,
+                        f"'{name}' is not a data file",
+                        f"use a file that ends in {', '.join(DATA_ENDINGS)}",
+                        "not_supported",
+                    )
                 )
         elif name.endswith(DATA_ENDINGS) or _is_local(name) or not HUB_NAME.fullmatch(name):
             remedy = f"correct the path, or create the file; relative paths start at {Path.cwd()}"
-            found.missing.append(Fault(place, f"there is no file '{name}'", remedy))
+            found.missing.append(Fault(place, f"there is no file '{name}'", remedy, "not_found"))
 
 
 def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
@@ -193,7 +201,10 @@ def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
         if name and name.isidentifier() and not os.environ.get(name):
             problem = f"the environment variable {name} is not set"
             yield Fault(
-                f"rewards.{domain}.judge_api_key_env", problem, f"export {name}=... in the shell that starts the run"
+                f"rewards.{domain}.judge_api_key_env",
+                problem,
+                f"export {name}=... in the shell that starts the run",
+                "missing",
             )
 
 
@@ -204,12 +215,22 @@ def _templates_of_judges(config: RlvrConfig, found: DiskFacts) -> None:
             continue
         if not Path(name).is_file():
             found.missing.append(
-                Fault(place, f"there is no file '{name}'", "set it to a text file, or to the name of a template")
+                Fault(
+                    place,
+                    f"there is no file '{name}'",
+                    "set it to a text file, or to the name of a template",
+                    "not_found",
+                )
             )
         elif "{response}" not in Path(name).read_text(encoding="utf-8", errors="replace"):
             problem = f"'{name}' does not contain {{response}}, so the judge would not see the response"
             found.faults.append(
-                Fault(place, problem, "add {response}, and {question} and {reference} if the judge needs them")
+                Fault(
+                    place,
+                    problem,
+                    "add {response}, and {question} and {reference} if the judge needs them",
+                    "malformed",
+                )
             )
 
 
@@ -220,21 +241,26 @@ def _run_folder(config: Config, found: DiskFacts) -> None:
         nearest = nearest.parent
     if not config.output_dir.strip():
         found.faults.append(
-            Fault("output_dir", "'' names no folder", "set it to the run folder, for example ./output/my_run")
+            Fault("output_dir", "'' names no folder", "set it to the run folder, for example ./output/my_run", "empty")
         )
     elif kind := _kernel_folder(nearest):
         problem = (
             f"'{config.output_dir}' cannot be created: {nearest} is a file system of the kernel ({kind}), which "
             f"stores no files"
         )
-        found.faults.append(Fault("output_dir", problem, "use another folder"))
+        found.faults.append(Fault("output_dir", problem, "use another folder", "not_writable"))
     elif not nearest.is_dir():
         found.faults.append(
-            Fault("output_dir", f"'{config.output_dir}' is below {nearest}, which is a file", "use another folder")
+            Fault(
+                "output_dir",
+                f"'{config.output_dir}' is below {nearest}, which is a file",
+                "use another folder",
+                "not_writable",
+            )
         )
     elif not os.access(nearest, os.W_OK | os.X_OK):
         problem = f"'{config.output_dir}' cannot be written: you have no write permission for {nearest}"
-        found.faults.append(Fault("output_dir", problem, "use another folder"))
+        found.faults.append(Fault("output_dir", problem, "use another folder", "not_writable"))
 
 
 def _kernel_folder(folder: Path) -> str | None:
@@ -255,4 +281,4 @@ def _checkpoint(config: Config, found: DiskFacts) -> None:
     name = config.resume_from_checkpoint
     if name not in ("auto", "never") and not Path(name).is_dir():
         remedy = "set it to the folder of a checkpoint (output_dir/checkpoints/step_N), to auto, or to never"
-        found.faults.append(Fault("resume_from_checkpoint", f"there is no folder '{name}'", remedy))
+        found.faults.append(Fault("resume_from_checkpoint", f"there is no folder '{name}'", remedy, "not_found"))

@@ -31,7 +31,7 @@ from roll.config.derived.domains import is_async, only_side_by_side
 from roll.config.schema.base import StrictConfig, variable_text
 from roll.config.schema.faults import printable, schema_faults
 from roll.config.shipped import known_rewards
-from roll.errors import Fault
+from roll.errors import Fault, FaultCode
 from roll.registry import imported, nearest
 from roll.system.orphans import die_with
 
@@ -151,6 +151,7 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Inspe
     )
     try:
         answers, errors = process.communicate(json.dumps([asdict(part) for part in parts]), IMPORT_SECONDS)
+        code: FaultCode = "failed"
         cause = (
             f"ended the process that imported it, with status {process.returncode}: "
             f"{errors.strip()[-300:] or 'no message'}"
@@ -158,6 +159,7 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Inspe
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         answers, _ = process.communicate(timeout=IMPORT_SECONDS)
+        code = "timed_out"
         cause = f"was not imported within {IMPORT_SECONDS:g} s"
     finally:
         if process.poll() is None:
@@ -168,7 +170,7 @@ def ask(parts: Sequence[UserPart], environment: Mapping[str, str]) -> list[Inspe
         return looked
     guilty, *others = parts[len(looked) :]
     remedy = "fix the module, and move slow code from the module level into its functions"
-    fault = Fault(".".join(guilty.place), f"'{guilty.name}' {cause}", remedy)
+    fault = Fault(".".join(guilty.place), f"'{guilty.name}' {cause}", remedy, code)
     return [*looked, InspectedPart((fault,), {}), *(ask(others, environment) if others else [])]
 
 
@@ -189,8 +191,8 @@ class LenientConfig(StrictConfig):
 class PartRefused(Exception):
     """A part cannot be used. Carries the fault. `problem` follows the part's name."""
 
-    def __init__(self, part: UserPart, problem: str, remedy: str) -> None:
-        self.fault = Fault(".".join(part.place), f"'{part.name}'{problem}", remedy)
+    def __init__(self, part: UserPart, problem: str, remedy: str, code: FaultCode) -> None:
+        self.fault = Fault(".".join(part.place), f"'{part.name}'{problem}", remedy, code)
 
 
 def main(parent: int) -> None:
@@ -230,12 +232,14 @@ def _imported(part: UserPart) -> Any:
             here = sorted(file.removesuffix(".py") for file in os.listdir() if file.endswith(".py"))
             problem = f", but there is no module '{error.name}'{nearest(error.name, here)}"
             remedy = "use package.module:Name of an installed package, or of a file in the working directory"
-            raise PartRefused(part, problem, remedy) from error
+            raise PartRefused(part, problem, remedy, "not_found") from error
         raise PartRefused(
-            part, f" cannot be imported: {error}", "install the package that the module imports"
+            part, f" cannot be imported: {error}", "install the package that the module imports", "not_installed"
         ) from error
     except BaseException as error:  # A module that calls sys.exit() must be a fault, too.
-        raise PartRefused(part, f" cannot be imported: {_error_line(error, name)}", "fix the module") from error
+        raise PartRefused(
+            part, f" cannot be imported: {_error_line(error, name)}", "fix the module", "failed"
+        ) from error
     if not hasattr(module, attribute):
         known = _own_names(module)
         remedy = (
@@ -243,7 +247,9 @@ def _imported(part: UserPart) -> Any:
             if known
             else "define it there; the module defines no name yet"
         )
-        raise PartRefused(part, f", but the module has no '{attribute}'{nearest(attribute, known)}", remedy)
+        raise PartRefused(
+            part, f", but the module has no '{attribute}'{nearest(attribute, known)}", remedy, "not_found"
+        )
     return getattr(module, attribute)
 
 
@@ -269,9 +275,9 @@ def _keys_of_function(part: UserPart, kind: MethodKey | None, entry: Any) -> typ
     noun, call = (kind.noun, kind.call) if kind else ("a reward", REWARD[part.group])
     form = f"def {part.name.partition(':')[2]}({', '.join(call)}, *, a_key: float = 1.0)"
     if not callable(entry) or (kind and inspect.isclass(entry)):
-        raise PartRefused(part, f" is a {_type_of(entry)}, but {noun} is a function", f"write it as {form}")
+        raise PartRefused(part, f" is a {_type_of(entry)}, but {noun} is a function", f"write it as {form}", "unfit")
     if kind and is_async(entry):
-        raise PartRefused(part, " is asynchronous", "make it a plain function, without async")
+        raise PartRefused(part, " is asynchronous", "make it a plain function, without async", "unfit")
     signature = inspect.signature(entry)
     _check_call(part, signature, call, f"write it as {form}")
     positional = [
@@ -288,15 +294,16 @@ def _keys_of_class(part: UserPart, kind: MethodKey, entry: Any) -> type[BaseMode
     base, form = imported(kind.base), f"a frozen dataclass that derives from {kind.base.replace(':', '.')}"
     remedy = f"write it as {form}, with def __call__(self, {', '.join(kind.call)})"
     if not inspect.isclass(entry) or base not in entry.__mro__:
-        raise PartRefused(part, f" is a {_type_of(entry)}, but {kind.noun} is {form}", remedy)
+        raise PartRefused(part, f" is a {_type_of(entry)}, but {kind.noun} is {form}", remedy, "unfit")
     if not dataclasses.is_dataclass(entry) or not entry.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise PartRefused(
             part,
             " is not a frozen dataclass, but only frozen dataclasses can be sent to workers",
             "put @dataclass(frozen=True) above it",
+            "unfit",
         )
     if entry.__call__ is base.__call__:
-        raise PartRefused(part, " has no __call__ of its own", remedy)
+        raise PartRefused(part, " has no __call__ of its own", remedy, "unfit")
     _check_call(part, inspect.signature(entry.__call__), ("self", *kind.call), remedy)
     return _keys(entry, list(inspect.signature(entry).parameters.values()))
 
@@ -306,7 +313,7 @@ def _check_call(part: UserPart, signature: inspect.Signature, call: tuple[str, .
         bound = signature.bind_partial(*call)
     except TypeError as error:
         problem = f" has the signature {signature}, but is called with {', '.join(call)}: {error}"
-        raise PartRefused(part, problem, remedy) from error
+        raise PartRefused(part, problem, remedy, "unfit") from error
     if call[0] == "self":  # configured arguments set the fields of a class, so its `__call__` must not require any
         missing = [
             name
@@ -319,7 +326,7 @@ def _check_call(part: UserPart, signature: inspect.Signature, call: tuple[str, .
             problem = (
                 f" has the signature {signature}, but is called with {', '.join(call)}, without {', '.join(missing)}"
             )
-            raise PartRefused(part, problem, remedy)
+            raise PartRefused(part, problem, remedy, "unfit")
 
 
 def _type_of(entry: Any) -> str:
@@ -355,14 +362,16 @@ def _traits(part: UserPart, kind: MethodKey, entry: Any) -> dict[str, Any]:
     wanted = type(kind.traits)
     if type(traits) is not wanted:
         problem = f" declares {type(traits).__name__}, but is used as {kind.noun}"
-        raise PartRefused(part, problem, f"declare {wanted.__name__}")
+        raise PartRefused(part, problem, f"declare {wanted.__name__}", "unfit")
     values = dataclasses.asdict(traits)
     try:
         TypeAdapter(wanted).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem = f" declares {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg'].lower()}"
-        raise PartRefused(part, problem, f"fix the values that it declares in {wanted.__name__}") from error
+        raise PartRefused(
+            part, problem, f"fix the values that it declares in {wanted.__name__}", "not_allowed"
+        ) from error
     return values
 
 
@@ -388,7 +397,7 @@ def _unmade(part: UserPart, kind: MethodKey | None, entry: Any) -> Iterator[Faul
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         problem = f"{printable(part.arguments)}: '{part.name}' cannot be created with them and sent to workers: {cause}"
-        yield Fault(".".join(part.arguments_place), problem, "use values that it accepts")
+        yield Fault(".".join(part.arguments_place), problem, "use values that it accepts", "unfit")
 
 
 if __name__ == "__main__":

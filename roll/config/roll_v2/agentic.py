@@ -13,7 +13,7 @@ from typing import Any
 
 from roll.config.schema.faults import printable
 from roll.config.schema.foreign_names import OF_ENVIRONMENTS, OF_MANAGERS
-from roll.errors import Fault
+from roll.errors import Fault, FaultCode
 
 MANAGERS = ("train_env_manager", "val_env_manager")
 DEFINITIONS, NORM = "custom_envs", "reward_normalization"
@@ -64,9 +64,9 @@ class Agentic:
         if warning not in self.warnings:
             self.warnings.append(warning)
 
-    def fault(self, place: str, problem: str, remedy: str) -> None:
+    def fault(self, place: str, problem: str, remedy: str, code: FaultCode) -> None:
         """Add a fault."""
-        self.faults.append(Fault(place, problem, remedy))
+        self.faults.append(Fault(place, problem, remedy, code))
 
     def translate(self) -> None:
         """Translate the file, if it is an agentic one."""
@@ -99,7 +99,9 @@ class Agentic:
         self.keys.append(name)
         if isinstance(block, dict):
             return block
-        self.fault(name, f"{printable(block)} is not a block of keys", "make it a block of keys, or remove it")
+        self.fault(
+            name, f"{printable(block)} is not a block of keys", "make it a block of keys, or remove it", "wrong_type"
+        )
         return None
 
     def _unmanaged(self, name: str, manager: Mapping[str, Any]) -> None:
@@ -127,11 +129,18 @@ class Agentic:
                 if is_rolls:
                     self.warn(f"{place}: {printable(value)} is what roll always does; remove the key")
                 else:
-                    self.fault(place, f"{printable(value)} has no counterpart here", f"remove it; {instead}")
+                    self.fault(
+                        place, f"{printable(value)} has no counterpart here", f"remove it; {instead}", "not_supported"
+                    )
             elif key in OF_MANAGERS:
                 self.warn(f"{place}: {printable(value)} is ignored; {OF_MANAGERS[key]}")
             elif key not in MANAGED:
-                self.fault(place, f"{printable(value)} has no counterpart here", f"remove it where {name} is defined")
+                self.fault(
+                    place,
+                    f"{printable(value)} has no counterpart here",
+                    f"remove it where {name} is defined",
+                    "not_supported",
+                )
 
     def _environment(self, tag: str, definition: Any) -> dict[str, Any] | None:
         where = f"{DEFINITIONS}.{tag}"
@@ -139,7 +148,10 @@ class Agentic:
             return self._users(where, tag, own, definition)
         if not isinstance(definition, dict):
             self.fault(
-                where, "missing, but a manager names this tag", f"define it, or add environments.{tag}.environment"
+                where,
+                "missing, but a manager names this tag",
+                f"define it, or add environments.{tag}.environment",
+                "missing",
             )
             return None
         kind, manager = definition.get("env_type"), str(definition.get("env_manager_cls") or WHOLE_EPISODES)
@@ -148,12 +160,12 @@ class Agentic:
                 f"use {' or '.join(TYPES)}, or write your own and set "
                 f"environments.{tag}.environment=package.module:Class"
             )
-            self.fault(f"{where}.env_type", f"there is no environment {printable(kind)} here", remedy)
+            self.fault(f"{where}.env_type", f"there is no environment {printable(kind)} here", remedy, "unknown_name")
             return None
         if manager.rpartition(".")[2] != WHOLE_EPISODES:
             problem = f"{printable(manager)} has no counterpart here"
             remedy = f"remove it; an episode is always one conversation, as with {WHOLE_EPISODES}"
-            self.fault(f"{where}.env_manager_cls", problem, remedy)
+            self.fault(f"{where}.env_manager_cls", problem, remedy, "not_supported")
         own = definition.get("env_config") or {}
         templates = {key: definition[key] for key in TEMPLATES if definition.get(key) is not None}
         said = definition.get("max_tokens_per_step")
@@ -175,6 +187,7 @@ class Agentic:
                 f"{where}.{key}",
                 f"{printable(definition[key])} has no counterpart here",
                 f"remove it where {where} is defined",
+                "not_supported",
             )
             for key in sorted(unknown)
         ]
@@ -231,14 +244,17 @@ class Agentic:
         size = train.get("group_size", 1)
         if not isinstance(size, int) or size < 1:
             self.fault(
-                "train_env_manager.group_size", f"{printable(size)} is not a number of episodes", "set it to 1 or more"
+                "train_env_manager.group_size",
+                f"{printable(size)} is not a number of episodes",
+                "set it to 1 or more",
+                "out_of_range",
             )
             return
         episodes = self._values.get("rollout_batch_size")
         if isinstance(episodes, int):
             if episodes % size:
                 problem = f"{episodes} episodes are not divisible by train_env_manager.group_size, {size}"
-                self.fault("rollout_batch_size", problem, f"set it to a multiple of {size}")
+                self.fault("rollout_batch_size", problem, f"set it to a multiple of {size}", "not_divisible")
             self._values["rollout_batch_size"] = episodes // size
             said = f"{episodes} episodes in groups of {size} are read as rollout_batch_size={episodes // size}"
             self.warn(f"rollout_batch_size: {said} and num_return_sequences_in_group={size}; use that instead")
@@ -290,7 +306,9 @@ class Agentic:
             counts = [manager.get("num_env_groups", 1)] * len(tags)
         if not isinstance(counts, list | tuple) or len(counts) != len(tags):
             problem = f"{printable(counts)}, but there are {len(tags)} tags: {', '.join(tags)}"
-            self.fault(f"{name}.num_groups_partition", problem, "list one number of groups for each tag")
+            self.fault(
+                f"{name}.num_groups_partition", problem, "list one number of groups for each tag", "contradiction"
+            )
             return []
         return [(tag, count) for tag, count in zip(tags, counts, strict=True) if isinstance(count, int) and count > 0]
 
@@ -358,6 +376,7 @@ class Agentic:
                 f"{NORM}.{key}",
                 f"{printable(given[key])} has no counterpart here",
                 f"remove it; known keys are {', '.join(NORMS)}",
+                "not_supported",
             )
             for key in given
             if key not in (*NORMS, *UNSCALED)
@@ -393,7 +412,9 @@ class Agentic:
         if scope not in SCOPES or method not in METHODS:
             key, value = ("grouping", scope) if scope not in SCOPES else ("method", method)
             known = ", ".join(SCOPES if key == "grouping" else METHODS)
-            self.fault(f"{NORM}.{key}", f"{printable(value)} has no counterpart here", f"use one of: {known}")
+            self.fault(
+                f"{NORM}.{key}", f"{printable(value)} has no counterpart here", f"use one of: {known}", "not_supported"
+            )
             return None
         found: dict[str, str] = {}
         for what in ("mean", "std"):
@@ -404,7 +425,10 @@ class Agentic:
                 found[key] = "batch" if kind == "batch" else SCOPES[scope]
             elif kind is not None:
                 self.fault(
-                    f"{NORM}.{key}", f"{printable(kind)} has no counterpart here", "use batch or group, or remove it"
+                    f"{NORM}.{key}",
+                    f"{printable(kind)} has no counterpart here",
+                    "use batch or group, or remove it",
+                    "not_supported",
                 )
         return found
 
@@ -412,7 +436,7 @@ class Agentic:
         """Set whether gigpo divides by standard deviations. Its means are always those of groups."""
         if own not in COMPARES or len(own) != len(told):
             problem = "adv_estimator gigpo always compares episodes within their group here"
-            self.fault(NORM, problem, "set grouping: traj_group_id, and method: mean_std or mean")
+            self.fault(NORM, problem, "set grouping: traj_group_id, and method: mean_std or mean", "not_supported")
         else:
             self._values.setdefault("gigpo_std", "std" in own)
 

@@ -45,10 +45,11 @@ def translate_model_rewards(rewards: Any, translated: Translated) -> tuple[list[
             values, said, wrong = translated({STAND_IN: role})
             block |= values[STAND_IN]
             warnings += [text.replace(STAND_IN, where) for text in said]
-            faults += [
-                Fault(*(part.replace(STAND_IN, where) for part in (fault.place, fault.problem, fault.remedy)))
-                for fault in wrong
-            ]
+            for fault in wrong:
+                place, problem, remedy = (
+                    part.replace(STAND_IN, where) for part in (fault.place, fault.problem, fault.remedy)
+                )
+                faults.append(Fault(place, problem, remedy, fault.code))
         else:
             for key in [key for key in OF_REWARD_MODELS if key in block and block[key] != NEUTRAL.get(key)]:
                 value = "the key" if key == "judge_api_key" else printable(block[key])
@@ -90,6 +91,7 @@ def _key(where: str, block: dict[str, Any]) -> list[Fault]:
             f"{where}.judge_api_key",
             "the configuration contains the API key itself, and is written to the run folder",
             KEY,
+            "not_allowed",
         )
     ]
 

@@ -39,7 +39,7 @@ from roll.config.schema.foreign_names import (
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.shipped import known_rewards
-from roll.errors import Fault
+from roll.errors import Fault, FaultCode
 
 REMEDY = "use models, rows and rewards that are only text"
 CLASSES = re.compile(r"(Detection|Video|Vlm|VLM|Geo3k|Diffusion|Image)\w*$")
@@ -87,9 +87,9 @@ class Translation:
         """Add a warning."""
         self.warnings.append(warning)
 
-    def fault(self, place: str, problem: str, remedy: str) -> None:
+    def fault(self, place: str, problem: str, remedy: str, code: FaultCode) -> None:
         """Add a fault."""
-        self.faults.append(Fault(place, problem, remedy))
+        self.faults.append(Fault(place, problem, remedy, code))
 
 
 def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
@@ -102,7 +102,7 @@ def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
         refused = VALUES_OF_PICTURES.get(key)
         if KEYS.match(key) and value is not None or len(place) > 1 and refused and refused.search(str(value)):
             problem = f"{printable(value)}: roll does not support images, video or diffusion models"
-            faults.append(Fault(dotted(place), problem, REMEDY))
+            faults.append(Fault(dotted(place), problem, REMEDY, "not_supported"))
     return faults
 
 
@@ -207,7 +207,7 @@ def _refused(done: Translation) -> None:
                 done.warn(f"{dotted(place)}: {printable(value)} is what roll always does; remove the key")
             else:
                 problem = f"{printable_at(place, value)} has no counterpart here"
-                done.fault(dotted(place), problem, f"remove it; {instead}")
+                done.fault(dotted(place), problem, f"remove it; {instead}", "not_supported")
 
 
 def _read_as(done: Translation) -> None:
@@ -219,7 +219,12 @@ def _read_as(done: Translation) -> None:
             if meanings is None:
                 _say(done, place, value, target, value)
             elif not isinstance(value, str | bool) or value not in meanings:
-                done.fault(dotted(place), f"{printable(value)} has no counterpart here", f"remove it and set {target}")
+                done.fault(
+                    dotted(place),
+                    f"{printable(value)} has no counterpart here",
+                    f"remove it and set {target}",
+                    "not_supported",
+                )
             elif meanings[value] is None:
                 done.warn(
                     f"{dotted(place)}: {printable(value)} is what roll always does; "
@@ -247,7 +252,7 @@ def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, mea
         return  # The schema reports a value that is not a block.
     if block.setdefault(key, meaning) != meaning:
         problem = f"{printable(value)}, but {target} is {printable(block[key])}"
-        done.fault(dotted(place), problem, f"remove it; {target} replaces it here")
+        done.fault(dotted(place), problem, f"remove it; {target} replaces it here", "contradiction")
     else:
         difference = f"; {differs}" if differs else ""
         done.warn(f"{dotted(place)}: {printable(value)} is read as {target}={meaning}; use that instead{difference}")
@@ -301,7 +306,7 @@ def _global_template(done: Translation) -> None:
     for place, rows in places:
         if rows.setdefault("template", template) != template:
             problem = f"{printable(template)}, but {place}.template is {printable(rows['template'])}"
-            done.fault("global_template", problem, "remove one of the two")
+            done.fault("global_template", problem, "remove one of the two", "contradiction")
     targets = " and ".join(f"{place}.template" for place, _ in places)
     said = f"read as {targets}; use that instead" if places else "ignored; no data_args names a file; remove the key"
     done.warn(f"global_template: {printable(template)} is {said}")
@@ -326,7 +331,7 @@ def _worker_classes(done: Translation) -> None:
         done.roll_keys.append("<role>.worker_cls")
         if given not in OWN_WORKERS:
             remedy = f"remove it; {OWN_LOSS if role in TRAINED else OWN_ROLE}"
-            done.fault(dotted(place), f"{printable(given)} cannot run here", remedy)
+            done.fault(dotted(place), f"{printable(given)} cannot run here", remedy, "not_supported")
         else:
             said = "a role's class follows from its strategy; use strategy_args.strategy_name"
             done.warn(f"{dotted(place)}: {printable(given)} is ignored; {said}")
@@ -407,7 +412,10 @@ def _backend_timeout(done: Translation) -> None:
             done.warn(f"{dotted(place)}: {printable(value)} min is replaced by {said}")
         else:
             done.fault(
-                dotted(place), f"{printable(value)} is not a number of minutes", "use deadlines.collective, in seconds"
+                dotted(place),
+                f"{printable(value)} is not a number of minutes",
+                "use deadlines.collective, in seconds",
+                "wrong_type",
             )
 
 
@@ -446,7 +454,7 @@ def _rewards(done: Translation) -> None:
                 f"set {domain}.reward to {known} or to your own package.module:function, or remove the domain: "
                 f"~{domain}"
             )
-            done.fault(dotted(place), f"{printable(class_path)} has no counterpart here", remedy)
+            done.fault(dotted(place), f"{printable(class_path)} has no counterpart here", remedy, "not_supported")
             done.is_whole = False
 
 
@@ -497,7 +505,9 @@ def _devices(done: Translation) -> None:
         try:
             block["device_mapping"] = parse_devices(text)
         except ValueError as error:
-            done.fault(dotted(place), f"{printable(text)} is not a list of devices: {error}", f"write {FORMS}")
+            done.fault(
+                dotted(place), f"{printable(text)} is not a list of devices: {error}", f"write {FORMS}", "malformed"
+            )
             block["device_mapping"] = None
             done.is_whole = False
 

@@ -21,7 +21,7 @@ from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ExperimentConfig
 from roll.config.schema.secrets import HIDDEN, LOGIN, is_secret, redacted
-from roll.errors import Fault
+from roll.errors import Fault, FaultCode
 
 KINDS = {
     "string_type": "a string",
@@ -35,6 +35,22 @@ KINDS = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
+BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+CODES: Mapping[str, FaultCode] = {
+    **dict.fromkeys(KINDS, "wrong_type"),
+    **dict.fromkeys(BOUNDS, "out_of_range"),
+    "finite_number": "out_of_range",
+    "string_pattern_mismatch": "malformed",
+    "string_too_long": "too_large",
+    "path_too_long": "too_large",
+    "too_short": "too_small",
+}
+"""Codes of pydantic's errors. The others are `not_allowed`."""
 LEARNER = "<learner>"
 """Placeholder for the trained role of the pipeline, for example `actor_train`."""
 LEARNERS = ("actor_train", "sft_train", "reward_train", "student")
@@ -43,12 +59,6 @@ MOST_NAMED = 12
 NUMBER = re.compile(r"-?\d+\.?\d*(e[+-]?\d+)?")
 MANY = 24
 """Largest number of a block's keys that a message lists."""
-BOUNDS = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "below"),
-    "less_than_equal": ("le", "at most"),
-}
 
 
 def schema_faults(error: ValidationError, root: type[BaseModel], values: Mapping[str, Any]) -> list[Fault]:
@@ -102,7 +112,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
     backend = section if section and issubclass(section, BackendConfig) else None
     if backend and name in backend.refused_keys:
         why, instead = backend.refused_keys[name]
-        return Fault(dotted(place), f"{printable(value)}{why}", instead)
+        return Fault(dotted(place), f"{printable(value)}{why}", instead, "not_supported")
     known = sorted(section.model_fields) if section else []
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     elsewhere = _elsewhere(place, root, values)
@@ -112,7 +122,9 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
     is_roll = name not in PROGRAMS and bool(owners or close)
     translated = (None if is_roll else counterparts_of_block(name, value, root)) or counterpart_of(name, root)
     if translated and not backend:
-        return Fault(dotted(place), f"unknown key, with the value {printable_at(place, value)}", translated)
+        return Fault(
+            dotted(place), f"unknown key, with the value {printable_at(place, value)}", translated, "unknown_key"
+        )
     above = dotted(place[:-1]) or "the root"
     if owners and not elsewhere:
         remedy = f"this is a key of pipeline: {' or '.join(owners)}; remove it, or change the pipeline"
@@ -127,7 +139,7 @@ def unknown_key(place: Sequence[str | int], value: Any, root: type[BaseModel], v
         remedy = f"did you mean '{far[0]}'? " if far else ""
         listed = f"known keys of {above}: {', '.join(known) or 'none'}"
         remedy += listed if len(known) <= MANY else f"docs/configuration.md lists the keys of {above}"
-    return Fault(dotted(place), f"unknown key, with the value {printable_at(place, value)}", remedy)
+    return Fault(dotted(place), f"unknown key, with the value {printable_at(place, value)}", remedy, "unknown_key")
 
 
 def _elsewhere(place: Sequence[str | int], root: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
@@ -157,6 +169,7 @@ def _foreign_block(place: Sequence[str | int], root: type[BaseModel], values: Ma
                 dotted(place[:-1]),
                 problem,
                 f"remove the block, which belongs to another strategy: ~{dotted(place[:-1])}",
+                "misplaced",
             )
     return None
 
@@ -176,6 +189,7 @@ def unread_method_keys(config: BaseModel, choice: str, own: Mapping[str, Sequenc
                 key,
                 f"{value:g}, but {choice} {chosen} does not read it",
                 f"remove it, or set {choice}={' or '.join(readers)}",
+                "unread",
             )
 
 
@@ -222,18 +236,21 @@ def _fault(
         return _missing(place, root, values)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         chosen: Any = detail["input"].get(DISCRIMINATOR) if isinstance(detail["input"], Mapping) else detail["input"]
-        problem = f"unknown strategy {printable(chosen)}" if kind == "union_tag_invalid" else "required, but missing"
+        problem, code = "required, but missing", "missing"
+        if kind == "union_tag_invalid":
+            problem, code = f"unknown strategy {printable(chosen)}", "unknown_name"
         remedy = f"known strategies of this role: {_strategies(place, root, values)}"
         if isinstance(chosen, str) and chosen in STRATEGIES:
             backend, instead = STRATEGIES[chosen]
-            problem, remedy = f"{chosen}, but roll does not support {backend}", f"{instead}; {remedy}"
-        return Fault(dotted((*place, DISCRIMINATOR)), problem, remedy)
+            problem, code = f"{chosen}, but roll does not support {backend}", "not_supported"
+            remedy = f"{instead}; {remedy}"
+        return Fault(dotted((*place, DISCRIMINATOR)), problem, remedy, code)
     if (
         place[-1:] == (DISCRIMINATOR,) and isinstance(detail["input"], str) and detail["input"] in STRATEGIES
     ):  # a role with a single strategy
         backend, instead = STRATEGIES[detail["input"]]
         remedy = f"{instead}; known strategies of this role: {detail.get('ctx', {}).get('expected', '')}"
-        return Fault(dotted(place), f"{detail['input']}, but roll does not support {backend}", remedy)
+        return Fault(dotted(place), f"{detail['input']}, but roll does not support {backend}", remedy, "not_supported")
     if kind in ("literal_error", NO_METHOD):
         expected = detail.get("ctx", {}).get("expected", "")
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
@@ -244,11 +261,16 @@ def _fault(
         hint += "; or your own, as package.module:Name" * (kind == NO_METHOD)
         if isinstance(detail["input"], bool) and (other := counterpart_of(str(place[-1]), root)):
             hint += f"; {other.partition('; ')[2]}"
-        return Fault(dotted(place), f"{value} is not allowed", f"allowed: {', or '.join([expected, *others])}{hint}")
+        return Fault(
+            dotted(place),
+            f"{value} is not allowed",
+            f"allowed: {', or '.join([expected, *others])}{hint}",
+            "not_allowed",
+        )
     remedy = f"give {' or '.join(dict.fromkeys(_expected(one) for one in details))}{_quotes(details)}"
     if isinstance(detail["input"], str) and place[-1:] == ("strategy_config",):
         remedy += f", or {_as_preset(detail['input'], dotted(place))}"
-    return Fault(dotted(place), f"{value} is not allowed", remedy)
+    return Fault(dotted(place), f"{value} is not allowed", remedy, CODES.get(kind, "not_allowed"))
 
 
 def _as_preset(named: str, place: str) -> str:
@@ -274,7 +296,7 @@ def _missing(place: tuple[str | int, ...], root: type[BaseModel], values: Mappin
     section = section_at(root, place[:-1], values)
     field = section.model_fields.get(str(place[-1])) if section else None
     meaning = f": {field.description}" if field and field.description else ""
-    return Fault(dotted(place), "required, but missing", f"add the key{meaning}")
+    return Fault(dotted(place), "required, but missing", f"add the key{meaning}", "missing")
 
 
 def _expected(detail: ErrorDetails) -> str:

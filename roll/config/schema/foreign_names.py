@@ -63,16 +63,17 @@ def block_faults(
         said = str(value).lower() if isinstance(value, bool) else repr(value)
         if key in refused:
             why, instead = refused[key]
-            yield Fault(f"{where}.{key}", f"{said}, but {why}", f"remove it; {instead}")
+            yield Fault(f"{where}.{key}", f"{said}, but {why}", f"remove it; {instead}", "not_supported")
         elif key not in kinds:
             near = nearest(key, list(kinds))
             remedy = "correct the name, or remove the key" if near else f"known keys of this block: {', '.join(kinds)}"
-            yield Fault(f"{where}.{key}", f"unknown key, with the value {said}{near}", remedy)
+            yield Fault(f"{where}.{key}", f"unknown key, with the value {said}{near}", remedy, "unknown_key")
         elif value != "auto" and not kinds[key].holds(value):
             yield Fault(
                 f"{where}.{key}",
                 f"{said} is not allowed",
                 f"give {kinds[key].said}, or auto for DeepSpeed's own choice",
+                "not_allowed",
             )
 
 

@@ -462,5 +462,5 @@ def chat_renderer(
         problem = (
             f"the model '{model_path}' cannot play episodes of several turns with the template '{template}': {error}"
         )
-        raise BadInput([Fault("environments", problem, REMEDY)]) from error
+        raise BadInput([Fault("environments", problem, REMEDY, "not_supported")]) from error
     return renderer

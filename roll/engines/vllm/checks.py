@@ -33,10 +33,10 @@ def vllm_faults(
     for key, value in engine.engine_args.items():
         if key in VllmConfig.model_fields:
             problem = f"{value!r}, but {key} is a key of strategy_config itself"
-            yield Fault(f"{where}.engine_args.{key}", problem, f"move it to {where}.{key}")
+            yield Fault(f"{where}.engine_args.{key}", problem, f"move it to {where}.{key}", "misplaced")
     if isinstance(role, RewardModelRole) and engine.load_format == "dummy":
         problem = "'dummy' loads no weights, and this model gets none by weight sync"
-        yield Fault(f"{where}.load_format", problem, "set it to auto")
+        yield Fault(f"{where}.load_format", problem, "set it to auto", "not_supported")
     if name == "actor_infer" and isinstance(config, RlvrConfig) and sends_adapter(config):
         yield from _adapter(engine, where, config, shape)
     if shape and shape.delta and role.device_mapping is None:
@@ -48,7 +48,9 @@ def missing_in_vllm(name: str, role: RoleConfig, shape: ModelShape | None) -> It
     where = f"{name}.strategy_args.strategy_name"
     if shape and shape.delta and find_spec("torchvision") is None:
         problem = "vllm, but its code for Qwen3.5 needs the package torchvision, which is not installed"
-        yield Fault(where, problem, "install the torchvision build for this torch version, or use hf_infer")
+        yield Fault(
+            where, problem, "install the torchvision build for this torch version, or use hf_infer", "not_installed"
+        )
     on_cpu = shape if role.device_mapping is None else None
     if on_cpu and not on_cpu.latent_attention and on_cpu.head_dim not in CPU_HEADS:  # latent attention: other kernel
         sizes = ", ".join(map(str, CPU_HEADS))
@@ -56,7 +58,9 @@ def missing_in_vllm(name: str, role: RoleConfig, shape: ModelShape | None) -> It
             f"vllm, but its attention on the CPU has no kernel for heads of size {on_cpu.head_dim}; it has them for "
             f"{sizes}"
         )
-        yield Fault(where, problem, "use hf_infer, a GPU (device_mapping), or a model with other heads")
+        yield Fault(
+            where, problem, "use hf_infer, a GPU (device_mapping), or a model with other heads", "not_supported"
+        )
 
 
 def _sizes(engine: VllmConfig, where: str, config: Config) -> Iterator[Fault]:
@@ -65,14 +69,14 @@ def _sizes(engine: VllmConfig, where: str, config: Config) -> Iterator[Fault]:
         of_episodes = isinstance(config, RlvrConfig) and config.sequence_length
         keys = "sequence_length" if of_episodes else "prompt_length + response_length"
         problem = f"{engine.max_model_len} is less than {keys} = {longest}"
-        yield Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key")
+        yield Fault(f"{where}.max_model_len", problem, f"give at least {longest}, or remove the key", "too_small")
     if engine.max_num_batched_tokens < engine.max_num_seqs:
         problem = (
             f"{engine.max_num_batched_tokens} is less than max_num_seqs {engine.max_num_seqs}; a step needs a "
             f"token per sequence"
         )
         remedy = f"give at least {engine.max_num_seqs}; 8192 is usual"
-        yield Fault(f"{where}.max_num_batched_tokens", problem, remedy)
+        yield Fault(f"{where}.max_num_batched_tokens", problem, remedy, "too_small")
 
 
 def _adapter(engine: VllmConfig, where: str, config: RlvrConfig, shape: ModelShape | None) -> Iterator[Fault]:
@@ -81,22 +85,22 @@ def _adapter(engine: VllmConfig, where: str, config: RlvrConfig, shape: ModelSha
     if trained.lora_rank > LARGEST_ADAPTER_RANK:
         problem = f"{trained.lora_rank} is more than vLLM's largest adapter rank {LARGEST_ADAPTER_RANK}"
         remedy = f"set it to at most {LARGEST_ADAPTER_RANK}, or set weight_sync.lora=merged"
-        yield Fault("actor_train.model_args.lora_rank", problem, remedy)
+        yield Fault("actor_train.model_args.lora_rank", problem, remedy, "too_large")
     if engine.load_format == "dummy":
         problem = "'dummy' loads no weights, and only the adapter is synchronised: the base model would stay random"
-        yield Fault(f"{where}.load_format", problem, "set it to auto, or set weight_sync.lora=merged")
+        yield Fault(f"{where}.load_format", problem, "set it to auto, or set weight_sync.lora=merged", "not_supported")
     if not on_cpu and config.actor_infer.model_args.dtype == "fp32":
         problem = "vLLM's GPU kernels for adapters support bf16 and fp16, but not fp32"
-        yield Fault(sync, problem, "set it to `merged`, or actor_infer.model_args.dtype to `bf16`")
+        yield Fault(sync, problem, "set it to `merged`, or actor_infer.model_args.dtype to `bf16`", "not_supported")
     if shape and shape.delta and on_cpu:
         problem = "adapter, but on the CPU vLLM does not support adapters on gated-delta layers"
-        yield Fault(sync, problem, "set it to merged")
+        yield Fault(sync, problem, "set it to merged", "not_supported")
     if shape and shape.experts and on_cpu:
         problem = "adapter, but on the CPU vLLM does not support adapters of a mixture of experts"
-        yield Fault(sync, problem, "set it to merged")
+        yield Fault(sync, problem, "set it to merged", "not_supported")
     elif shape and shape.experts and trained.lora_target == "all-linear":
         problem = "adapter, but vLLM cannot load adapters on fused experts, which lora_target all-linear creates"
-        yield Fault(sync, problem, "set it to merged")
+        yield Fault(sync, problem, "set it to merged", "not_supported")
 
 
 def _hybrid_on_cpu(engine: VllmConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -106,8 +110,8 @@ def _hybrid_on_cpu(engine: VllmConfig, where: str, name: str, role: RoleConfig) 
             "true, but vLLM caches prefixes of a hybrid model only with chunked prefill, which it does not do on "
             "the CPU"
         )
-        yield Fault(f"{where}.enable_prefix_caching", problem, "set it to false")
+        yield Fault(f"{where}.enable_prefix_caching", problem, "set it to false", "not_supported")
     if role.model_args.dtype != "bf16":
         problem = f"{role.model_args.dtype}, but on the CPU vLLM's kernel for the delta rule only supports bf16"
         remedy = f"set it to bf16, or {name}.strategy_args.strategy_name to hf_infer"
-        yield Fault(f"{name}.model_args.dtype", problem, remedy)
+        yield Fault(f"{name}.model_args.dtype", problem, remedy, "not_supported")

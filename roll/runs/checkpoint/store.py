@@ -250,4 +250,4 @@ def _no_checkpoint(path: Path, newest: Path | None) -> Fault:
         f"set it to the folder of a checkpoint{f', such as {newest}' if newest else ' (step_N)'}, or to `auto` "
         f"or `never`"
     )
-    return Fault("resume_from_checkpoint", problem, remedy)
+    return Fault("resume_from_checkpoint", problem, remedy, "not_found")

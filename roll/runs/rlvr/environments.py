@@ -78,7 +78,9 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
             f"its chat template writes the token {largest}, but a model has embeddings only for the tokens 0 to "
             f"{embedded - 1}"
         )
-        raise DataError([Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY)])
+        raise DataError(
+            [Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY, "out_of_range")]
+        )
     return found
 
 

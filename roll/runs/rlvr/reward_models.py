@@ -181,7 +181,7 @@ def template_faults(domain: str, template: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise DataError(
-            [Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template))]
+            [Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template), "unfit")]
         ) from error
 
 

@@ -152,7 +152,10 @@ def _bad_rows(
 
 def _row_fault(found: RowProblem) -> RowFault:
     return RowFault(
-        f"no reference for '{found.reward}'", f"'{found.reward}' cannot use the row: {found.problem}", REFERENCE_REMEDY
+        f"no reference for '{found.reward}'",
+        f"'{found.reward}' cannot use the row: {found.problem}",
+        REFERENCE_REMEDY,
+        "unfit",
     )
 
 
@@ -407,7 +410,9 @@ async def _reward_faults(
     except ConfigError as error:
         return list(error.faults)
     except HostedProcessFailed as error:
-        return [Fault(f"rewards.{domain}", str(error), "fix the module of the reward, or raise deadlines.start")]
+        return [
+            Fault(f"rewards.{domain}", str(error), "fix the module of the reward, or raise deadlines.start", "failed")
+        ]
     finally:
         await process.close()
 
@@ -426,7 +431,8 @@ def _fault(domain: str, part: RewardPart, result: RewardResult, prompt: Prompt, 
             "provide the service or program that it needs",
         ),
     }[result.outcome]
-    return Fault(f"{part.place}.reward", problem, remedy)
+    late = result.outcome is RewardOutcome.TIMED_OUT
+    return Fault(f"{part.place}.reward", problem, remedy, "timed_out" if late else "failed")
 
 
 async def try_environments(
@@ -469,20 +475,18 @@ async def _environment_faults(
         problem = "" if row is None else problem_of(await process.open(0, row, TRIAL_SEED))
         remedy = "fix the value that reset returns, or raise prompt_length if it is too long"
         unfit = f"{tried} returns an observation that the model cannot accept: {problem}"
-        return [Fault(f"{place}.environment", unfit, remedy)] if problem else []
+        return [Fault(f"{place}.environment", unfit, remedy, "unfit")] if problem else []
     except ConfigError as error:
         return list(error.faults)
     except HostedProcessFailed as error:
-        return [Fault(place, str(error), "fix the module of the environment, or raise deadlines.start")]
+        return [Fault(place, str(error), "fix the module of the environment, or raise deadlines.start", "failed")]
     except EnvironmentFailed as failed:
         problem = f"{tried} fails: {failed}"
         columns = f"the row has the columns {', '.join(map(str, row or ()))}"
-        late = f"make it faster, or raise {place}.step_timeout"
-        return [
-            Fault(
-                f"{place}.environment", problem, late if failed.reason == "timed_out" else f"fix the class; {columns}"
-            )
-        ]
+        if failed.reason == "timed_out":
+            late = f"make it faster, or raise {place}.step_timeout"
+            return [Fault(f"{place}.environment", problem, late, "timed_out")]
+        return [Fault(f"{place}.environment", problem, f"fix the class; {columns}", "failed")]
     finally:
         await process.close()
 
@@ -520,11 +524,18 @@ def _function_faults(place: str, name: str, environment: Mapping[str, str], seco
             check=False,
         )
     except subprocess.TimeoutExpired:
-        yield Fault(place, f"'{name}' was not imported after {seconds:g} s", "fix the module, or raise deadlines.start")
+        yield Fault(
+            place,
+            f"'{name}' was not imported after {seconds:g} s",
+            "fix the module, or raise deadlines.start",
+            "timed_out",
+        )
         return
     if done.returncode:
         said = f"{done.stdout.strip()} {done.stderr.strip()}".strip()[-KEPT_CHARACTERS:]
-        yield Fault(place, f"'{name}' cannot be used: {said or f'it ended with status {done.returncode}'}", remedy)
+        yield Fault(
+            place, f"'{name}' cannot be used: {said or f'it ended with status {done.returncode}'}", remedy, "failed"
+        )
 
 
 def _command_faults(place: str, command: tuple[str, ...], environment: Mapping[str, str]) -> Iterator[Fault]:
@@ -533,4 +544,5 @@ def _command_faults(place: str, command: tuple[str, ...], environment: Mapping[s
             place,
             f"'{command[0]}' is not found on this machine",
             "name a program that is on the PATH, or give its path",
+            "not_found",
         )

@@ -73,10 +73,10 @@ def read_records(folder: Path) -> RunRecord:
     """
     path = folder / METRICS_FILE
     if not path.is_file():
-        raise DataError([Fault(str(path), "there is no such file", FINISHED_A_STEP)])
+        raise DataError([Fault(str(path), "there is no such file", FINISHED_A_STEP, "not_found")])
     rows, unreadable = read_lines(path)
     if not rows:
-        raise DataError([Fault(str(path), "it holds no metrics", FINISHED_A_STEP)])
+        raise DataError([Fault(str(path), "it holds no metrics", FINISHED_A_STEP, "empty")])
     text, keys = _configuration(folder / "config.yaml")
     notices, lost = _notices(folder / NOTICES_FILE)
     return RunRecord(folder, rows, unreadable + lost, text, keys, read_end(folder), read_starts(folder), notices)
@@ -106,6 +106,7 @@ def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
                     str(path),
                     f"it is not a block of keys: {keys}",
                     "remove the file; the page is then written without the configuration",
+                    "wrong_type",
                 )
             ]
         )

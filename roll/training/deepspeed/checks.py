@@ -112,7 +112,7 @@ def train_faults(
         if why := uneven_layers(shape, size):
             of_delta = shape is not None and shape.delta is not None
             remedy = "remove it: ZeRO-3 shards the weights of every layer" if of_delta else DIVISOR
-            yield Fault(place, f"{size}, but {why}", remedy)
+            yield Fault(place, f"{size}, but {why}", remedy, "not_supported" if of_delta else "not_divisible")
 
 
 def infer_faults(settings: DeepSpeedConfig, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -121,13 +121,13 @@ def infer_faults(settings: DeepSpeedConfig, name: str, role: RoleConfig) -> Iter
     yield from _shared_faults(settings, where, name, role)
     if (stage := settings.zero_optimization.stage) != 3:
         problem = f"stage {stage} shards no parameters, but deepspeed_infer requires that"
-        yield Fault(f"{where}.zero_optimization.stage", problem, "use stage 3, or hf_infer")
+        yield Fault(f"{where}.zero_optimization.stage", problem, "use stage 3, or hf_infer", "not_supported")
     if (size := settings.sequence_parallel_size) > 1:
         problem = f"{size}, but deepspeed_infer scores whole sequences on each rank"
-        yield Fault(f"{where}.sequence_parallel_size", problem, ONLY_TRAINING)
+        yield Fault(f"{where}.sequence_parallel_size", problem, ONLY_TRAINING, "not_supported")
     if (size := settings.tensor_parallel_size) > 1:
         problem = f"{size}, but deepspeed_infer shards the model with ZeRO-3"
-        yield Fault(f"{where}.tensor_parallel.autotp_size", problem, ONLY_TRAINING)
+        yield Fault(f"{where}.tensor_parallel.autotp_size", problem, ONLY_TRAINING, "not_supported")
 
 
 def _shared_faults(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -154,19 +154,24 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
     zero = settings.zero_optimization
     if zero.offload_param and zero.offload_param.device != "none" and zero.stage != 3:
         problem = f"'{zero.offload_param.device}', but stage {zero.stage} does not shard parameters"
-        yield Fault(f"{where}.offload_param.device", problem, "use stage 3, or remove offload_param")
+        yield Fault(f"{where}.offload_param.device", problem, "use stage 3, or remove offload_param", "not_supported")
     if zero.offload_optimizer and zero.offload_optimizer.device != "none" and zero.stage == 0:
         problem = f"'{zero.offload_optimizer.device}', but stage 0 does not shard the optimizer states"
-        yield Fault(f"{where}.offload_optimizer.device", problem, "use stage 1, 2 or 3, or remove offload_optimizer")
+        yield Fault(
+            f"{where}.offload_optimizer.device",
+            problem,
+            "use stage 1, 2 or 3, or remove offload_optimizer",
+            "not_supported",
+        )
     if (zero.model_extra or {}).get("overlap_comm") is True and zero.stage < 2:
         problem = (
             f"true, but on stage {zero.stage} gradients are reduced once per update, when there is no computation to "
             f"overlap with"
         )
-        yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove this key")
+        yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove this key", "no_effect")
     if (zero.model_extra or {}).get("compute_grad_norm") is False:
         problem = "false, but roll needs the norm to detect non-finite gradients"
-        yield Fault(f"{where}.compute_grad_norm", problem, "remove it")
+        yield Fault(f"{where}.compute_grad_norm", problem, "remove it", "not_allowed")
     for key in OFFLOADS:
         if offload := getattr(zero, key):
             yield from _offload(offload, f"{where}.{key}", zero.stage)
@@ -176,25 +181,33 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
             f"{ratio}, but DeepSpeed does not apply the learning rate schedule to the part of the optimizer that "
             f"stays on the GPU"
         )
-        yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it")
+        yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it", "not_supported")
 
 
 def _offload(offload: ZeroOffloadConfig, where: str, stage: int) -> Iterator[Fault]:
     for key in OFFLOADS[where.rpartition(".")[2]]:
         if getattr(offload, key) is not None:
             yield Fault(
-                f"{where}.{key}", f"{getattr(offload, key)}, but DeepSpeed has no such key in this block", "remove it"
+                f"{where}.{key}",
+                f"{getattr(offload, key)}, but DeepSpeed has no such key in this block",
+                "remove it",
+                "unknown_key",
             )
     if offload.device != "nvme":
         return
     if not offload.nvme_path:
-        yield Fault(f"{where}.nvme_path", "missing, but device is nvme", "set it to a folder on the NVMe drive")
+        yield Fault(
+            f"{where}.nvme_path", "missing, but device is nvme", "set it to a folder on the NVMe drive", "missing"
+        )
     elif not offload.nvme_path.startswith("/"):
         problem = f"'{offload.nvme_path}' is relative, but workers run in another working directory"
-        yield Fault(f"{where}.nvme_path", problem, "use an absolute path")
+        yield Fault(f"{where}.nvme_path", problem, "use an absolute path", "malformed")
     if stage != 3:
         yield Fault(
-            f"{where}.device", f"'nvme', but stage {stage} does not swap to NVMe", "use stage 3, or set device to cpu"
+            f"{where}.device",
+            f"'nvme', but stage {stage} does not swap to NVMe",
+            "use stage 3, or set device to cpu",
+            "not_supported",
         )
 
 
@@ -204,27 +217,35 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Itera
     for key in QUANTISED:
         if extra.get(key) is True and not role.device_mapping:
             problem = "true, but DeepSpeed quantises only on GPUs, and the role has no device_mapping"
-            yield Fault(f"{where}.{key}", problem, "remove it")
+            yield Fault(f"{where}.{key}", problem, "remove it", "not_supported")
         elif extra.get(key) is True and zero.stage != 3:
             problem = f"true, but stage {zero.stage} does not shard weights"
-            yield Fault(f"{where}.{key}", problem, "use stage 3, or remove this key")
+            yield Fault(f"{where}.{key}", problem, "use stage 3, or remove this key", "not_supported")
     if extra.get("zero_quantized_gradients") is True and role.model_args.lora_target:
         problem = "true, but DeepSpeed 0.19 crashes with a misaligned address when it quantises an adapter's gradients"
         yield Fault(
-            f"{where}.zero_quantized_gradients", problem, "remove it, or train all parameters (without lora_target)"
+            f"{where}.zero_quantized_gradients",
+            problem,
+            "remove it, or train all parameters (without lora_target)",
+            "not_supported",
         )
     size: Any = extra.get("zero_hpz_partition_size")
     if not SIZE.holds(size):
         return
     if size > 1 and zero.stage != 3:
         problem = f"{size}, but stage {zero.stage} does not shard weights"
-        yield Fault(f"{where}.zero_hpz_partition_size", problem, "use stage 3, or remove this key")
+        yield Fault(f"{where}.zero_hpz_partition_size", problem, "use stage 3, or remove this key", "not_supported")
     elif count % size:
         problem = (
             f"{size} ranks would share a second copy of the weights, but the role's {count} rank(s) are not a multiple "
             f"of {size}"
         )
-        yield Fault(f"{where}.zero_hpz_partition_size", problem, "set it to the number of the role's ranks on one host")
+        yield Fault(
+            f"{where}.zero_hpz_partition_size",
+            problem,
+            "set it to the number of the role's ranks on one host",
+            "not_divisible",
+        )
 
 
 def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -232,7 +253,10 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
     for key, value in (settings.activation_checkpointing or {}).items():
         if key not in RECOMPUTING:
             yield Fault(
-                f"{where}.{key}", f"unknown key, with the value {value!r}{nearest(key, RECOMPUTING)}", "remove it"
+                f"{where}.{key}",
+                f"unknown key, with the value {value!r}{nearest(key, RECOMPUTING)}",
+                "remove it",
+                "unknown_key",
             )
         elif key not in (ON_HOST, PARTITIONS):
             if value:
@@ -240,18 +264,20 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
                     f"{value!r}, but torch recomputes the layers, so only {ON_HOST} and {PARTITIONS} have an effect "
                     f"in this block"
                 )
-                yield Fault(f"{where}.{key}", problem, f"remove it; {wish} sets which layers are recomputed")
+                yield Fault(
+                    f"{where}.{key}", problem, f"remove it; {wish} sets which layers are recomputed", "no_effect"
+                )
         elif not isinstance(value, bool):
-            yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "set it to true or false")
+            yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "set it to true or false", "wrong_type")
         elif value and role.model_args.gradient_checkpointing in ("none", 0):
             problem = f"true, but {wish} is {role.model_args.gradient_checkpointing}"
-            yield Fault(f"{where}.{key}", problem, f"remove it, or set {wish}=auto")
+            yield Fault(f"{where}.{key}", problem, f"remove it, or set {wish}=auto", "no_effect")
         elif value and key == PARTITIONS and settings.tensor_parallel_size == 1:
             problem = (
                 "true, but tensor_parallel.autotp_size is 1, so no two ranks have the same activations to partition"
             )
             remedy = f"remove it; to save GPU memory, {ON_HOST} keeps the inputs of layers in host memory"
-            yield Fault(f"{where}.{key}", problem, remedy)
+            yield Fault(f"{where}.{key}", problem, remedy, "no_effect")
 
 
 def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -261,10 +287,15 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfi
         enabled = block.get("enabled")
         if isinstance(enabled, bool) and enabled != (dtype == key):
             problem = f"{str(enabled).lower()}, but {name}.model_args.dtype is {dtype}"
-            yield Fault(f"{where}.{key}.enabled", problem, f"remove it; {name}.model_args.dtype sets the precision")
+            yield Fault(
+                f"{where}.{key}.enabled",
+                problem,
+                f"remove it; {name}.model_args.dtype sets the precision",
+                "contradiction",
+            )
     if (settings.bf16 or {}).get("check_grad_overflow") is False:
         problem = "false, but non-finite gradients must not reach the optimizer"
-        yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it")
+        yield Fault(f"{where}.bf16.check_grad_overflow", problem, "remove it", "not_allowed")
     sums = (settings.data_types or {}).get("grad_accum_dtype")
     # With fp32 sums stage 0 fails, and stage 1 uses a different optimizer, whose checkpoints cannot be exported in
     # fp32.
@@ -273,7 +304,7 @@ def _precision(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfi
             ("", "") if dtype == "fp32" else (", or on stages 2 and 3 in fp32", ", or use stage 2 or 3 with fp32")
         )
         problem = f"'{sums}', but {dtype} gradients are accumulated in {dtype}{choice}"
-        yield Fault(f"{where}.data_types.grad_accum_dtype", problem, f"remove it{further}")
+        yield Fault(f"{where}.data_types.grad_accum_dtype", problem, f"remove it{further}", "not_supported")
 
 
 def _batch(settings: DeepSpeedConfig, where: str, name: str, role: LearnerConfig, config: Config) -> Iterator[Fault]:
@@ -297,11 +328,11 @@ def _batch(settings: DeepSpeedConfig, where: str, name: str, role: LearnerConfig
         theirs = getattr(settings, key)
         if theirs not in (None, "auto", ours):
             remedy = f"remove it, or set it to auto; it follows from {meaning}"
-            yield Fault(f"{where}.{key}", f"{theirs}, but {meaning} is {ours}", remedy)
+            yield Fault(f"{where}.{key}", f"{theirs}, but {meaning} is {ours}", remedy, "contradiction")
     for key in () if by_keys else ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         if isinstance(theirs := getattr(settings, key), int):
             problem = f"{theirs}, but updates_per_step says the size of an update, and micro-batches are made by tokens"
-            yield Fault(f"{where}.{key}", problem, "remove it, or set it to auto")
+            yield Fault(f"{where}.{key}", problem, "remove it, or set it to auto", "exclusive")
 
 
 def _sequence_parallel(size: int, where: str, name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
@@ -313,16 +344,21 @@ def _sequence_parallel(size: int, where: str, name: str, role: RoleConfig, shape
             f"token to token"
         )
         remedy = "remove it; to save memory, lower max_tokens_per_microbatch, or set gradient_checkpointing to all"
-        yield Fault(where, problem, remedy)
+        yield Fault(where, problem, remedy, "not_supported")
     elif shape and (why := uneven_heads(shape.num_attention_heads, shape.num_key_value_heads, size)):
-        yield Fault(where, f"{size}, but {why}", f"set it to a divisor of {shape.num_attention_heads}")
+        yield Fault(where, f"{size}, but {why}", f"set it to a divisor of {shape.num_attention_heads}", "not_divisible")
 
 
 def _uneven_replicas(where: str, name: str, role: RoleConfig, size: int) -> Iterator[Fault]:
     """Yield a fault if the ranks of a role are not a whole number of replicas of this size."""
     if ranks(role) % size:
         problem = f"{size}, but {name} has {ranks(role)} rank(s), which are not a whole number of replicas of that size"
-        yield Fault(where, problem, "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)")
+        yield Fault(
+            where,
+            problem,
+            "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)",
+            "not_divisible",
+        )
 
 
 def _tensor_parallel_keys(block: TensorParallelConfig, where: str) -> Iterator[Fault]:
@@ -331,7 +367,8 @@ def _tensor_parallel_keys(block: TensorParallelConfig, where: str) -> Iterator[F
         problem = (
             f"{value!r}, but {why}" if why else f"unknown key, with the value {value!r}{nearest(key, TENSOR_KEYS)}"
         )
-        yield Fault(f"{where}.{key}", problem, f"remove it; the block has the keys {' and '.join(TENSOR_KEYS)}")
+        remedy = f"remove it; the block has the keys {' and '.join(TENSOR_KEYS)}"
+        yield Fault(f"{where}.{key}", problem, remedy, "not_supported" if why else "unknown_key")
 
 
 def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -339,13 +376,21 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
     size, stage, dtype = settings.tensor_parallel_size, settings.zero_optimization.stage, role.model_args.dtype
     if stage == 3:
         problem = f"{size}, but transformers cannot load weights into a model that both ZeRO-3 and AutoTP shard"
-        yield Fault(where, problem, "use stage 1 or 2, or remove it: ZeRO-3 alone shards the weights over all ranks")
+        yield Fault(
+            where,
+            problem,
+            "use stage 1 or 2, or remove it: ZeRO-3 alone shards the weights over all ranks",
+            "not_supported",
+        )
     if stage == 0 and dtype == "bf16":
         problem = f"{size}, but in bf16 DeepSpeed's stage 0 clips by the norm of only a part of the gradient"
-        yield Fault(where, problem, "use stage 1 or 2")
+        yield Fault(where, problem, "use stage 1 or 2", "not_supported")
     elif dtype == "fp16":
         yield Fault(
-            where, f"{size}, but AutoTP is only tested with bf16 and fp32", f"set {name}.model_args.dtype to bf16"
+            where,
+            f"{size}, but AutoTP is only tested with bf16 and fp32",
+            f"set {name}.model_args.dtype to bf16",
+            "not_supported",
         )
     if role.model_args.lora_target:
         problem = f"{size}, but AutoTP replaces adapted layers by its own, so the adapters are lost"
@@ -353,13 +398,13 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
             f"remove it, or remove {name}.model_args.lora_target; if the model is too large for one rank, train LoRA "
             f"with ZeRO-3"
         )
-        yield Fault(where, problem, remedy)
+        yield Fault(where, problem, remedy, "not_supported")
     if settings.sequence_parallel_size > 1:
         problem = (
             f"{size}, but sequence_parallel_size is {settings.sequence_parallel_size}, and both would use the same "
             f"neighbouring ranks"
         )
-        yield Fault(where, problem, "set only one of the two")
+        yield Fault(where, problem, "set only one of the two", "exclusive")
     yield from _uneven_replicas(where, name, role, size)
 
 
@@ -375,28 +420,35 @@ def _optimizer(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Ite
     zero = settings.zero_optimization
     if chosen in REMOVED:
         problem = f"'{chosen}', but DeepSpeed 0.19 no longer has 1-bit optimizers"
-        yield Fault(where, problem, "use adamw; to reduce communication, see ZeRO++ in docs/deepspeed.md")
+        yield Fault(
+            where, problem, "use adamw; to reduce communication, see ZeRO++ in docs/deepspeed.md", "not_supported"
+        )
     if chosen == "muon" and zero.stage:
         problem = f"'muon' updates whole matrices, but stage {zero.stage} gives each rank a flat part of them"
-        yield Fault(where, problem, "use adamw, or stage 0 if each device can hold the model and its optimizer states")
+        yield Fault(
+            where,
+            problem,
+            "use adamw, or stage 0 if each device can hold the model and its optimizer states",
+            "not_supported",
+        )
     elif chosen == "muon" and settings.tensor_parallel_size > 1:
         problem = "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them"
-        yield Fault(where, problem, "use adamw, or remove autotp_size")
+        yield Fault(where, problem, "use adamw, or remove autotp_size", "not_supported")
     if chosen == "adamw_8bit" and not role.device_mapping:
         problem = "'adamw_8bit' keeps its states on a GPU, but the role has no device_mapping"
-        yield Fault(where, problem, "use adamw, or give it GPUs")
+        yield Fault(where, problem, "use adamw, or give it GPUs", "not_supported")
     elif chosen == "adamw_8bit" and zero.offload_optimizer and zero.offload_optimizer.device != "none":
         problem = (
             f"'adamw_8bit' keeps its states on a GPU, but offload_optimizer.device is {zero.offload_optimizer.device}"
         )
-        yield Fault(where, problem, "use adamw, or remove offload_optimizer")
+        yield Fault(where, problem, "use adamw, or remove offload_optimizer", "not_supported")
 
 
 def _rates(name: str, role: LearnerConfig) -> Iterator[Fault]:
     arguments, where = role.training_args, f"{name}.training_args"
     if arguments.lora_learning_rate is not None and role.model_args.lora_target is None:
         problem = f"{arguments.lora_learning_rate}, but {name}.model_args.lora_target is not set"
-        yield Fault(f"{where}.lora_learning_rate", problem, "remove it, or set lora_target")
+        yield Fault(f"{where}.lora_learning_rate", problem, "remove it, or set lora_target", "owner_missing")
 
 
 def _schedule(name: str, role: LearnerConfig) -> Iterator[Fault]:
@@ -404,20 +456,32 @@ def _schedule(name: str, role: LearnerConfig) -> Iterator[Fault]:
     where = f"{name}.training_args.lr_scheduler"
     if kind in BY_METRIC:
         problem = f"'{kind}' follows an evaluation loss, which roll does not compute during training"
-        yield Fault(f"{where}_type", problem, f"use one of: {', '.join(SCHEDULES)}")
+        yield Fault(f"{where}_type", problem, f"use one of: {', '.join(SCHEDULES)}", "not_supported")
         return
     for key, value in given.items():
         if key not in SCHEDULES[kind]:
             known = ", ".join(SCHEDULES[kind]) or "no further argument"
             problem = f"{value!r}, but '{kind}' has no argument {key}{nearest(key, list(SCHEDULES[kind]))}"
-            yield Fault(f"{where}_kwargs.{key}", problem, f"remove it; '{kind}' accepts {known}")
+            yield Fault(f"{where}_kwargs.{key}", problem, f"remove it; '{kind}' accepts {known}", "unknown_key")
         elif not SCHEDULES[kind][key].holds(value):
-            yield Fault(f"{where}_kwargs.{key}", f"{value!r} is not allowed", f"set it to {SCHEDULES[kind][key].said}")
+            yield Fault(
+                f"{where}_kwargs.{key}",
+                f"{value!r} is not allowed",
+                f"set it to {SCHEDULES[kind][key].said}",
+                "not_allowed",
+            )
     needed = NEEDED.get(kind, ())
     if needed and not any(key in given for key in needed):
-        yield Fault(f"{where}_kwargs", f"{dict(given)}, but '{kind}' needs {' or '.join(needed)}", f"set {needed[-1]}")
+        yield Fault(
+            f"{where}_kwargs",
+            f"{dict(given)}, but '{kind}' needs {' or '.join(needed)}",
+            f"set {needed[-1]}",
+            "missing",
+        )
     elif len(needed) > 1 and all(key in given for key in needed):
-        yield Fault(f"{where}_kwargs", f"{dict(given)} has both {' and '.join(needed)}", "set only one of the two")
+        yield Fault(
+            f"{where}_kwargs", f"{dict(given)} has both {' and '.join(needed)}", "set only one of the two", "exclusive"
+        )
     yield from _bounds(name, role)
 
 
@@ -438,11 +502,14 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
                 f"this bound does not apply"
             )
             yield Fault(
-                f"{where}.lr_scheduler_kwargs.min_lr", problem, "set min_lr_rate instead, which is a fraction of each"
+                f"{where}.lr_scheduler_kwargs.min_lr",
+                problem,
+                "set min_lr_rate instead, which is a fraction of each",
+                "exclusive",
             )
         elif least >= rate:
             problem = f"{least:g}, but learning_rate is {rate:g}"
-            yield Fault(f"{where}.lr_scheduler_kwargs.{key}", problem, "set it below learning_rate")
+            yield Fault(f"{where}.lr_scheduler_kwargs.{key}", problem, "set it below learning_rate", "not_below")
     if kind == "constant" and (arguments.warmup_steps or arguments.warmup_ratio):
         warmup = (
             f"warmup_steps is {arguments.warmup_steps}"
@@ -450,7 +517,10 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
             else f"warmup_ratio is {arguments.warmup_ratio:g}"
         )
         yield Fault(
-            f"{where}.lr_scheduler_type", f"'constant', but {warmup}", "use constant_with_warmup, or remove the warm-up"
+            f"{where}.lr_scheduler_type",
+            f"'constant', but {warmup}",
+            "use constant_with_warmup, or remove the warm-up",
+            "contradiction",
         )
 
 
@@ -459,16 +529,16 @@ def _router_loss(name: str, role: LearnerConfig, shape: ModelShape | None) -> It
     if coefficient is None:
         return
     if shape and shape.experts is None:
-        yield Fault(where, f"{coefficient:g}, but the model has no experts, and so no router", "remove it")
+        yield Fault(where, f"{coefficient:g}, but the model has no experts, and so no router", "remove it", "no_effect")
     if role.model_args.dtype == "fp16":
         problem = f"{coefficient:g}, but dtype is fp16, whose loss scale is not applied to the routers' loss"
-        yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove this key")
+        yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove this key", "not_supported")
     if (size := role.strategy_args.traits.sequence_parallel) > 1:
         problem = (
             f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part of "
             f"the tokens"
         )
-        yield Fault(where, problem, "set only one of the two")
+        yield Fault(where, problem, "set only one of the two", "exclusive")
 
 
 def _expert_dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterator[Fault]:
@@ -479,5 +549,8 @@ def _expert_dropout(name: str, role: LearnerConfig, shape: ModelShape | None) ->
             f"dropout"
         )
         yield Fault(
-            f"{name}.model_args.lora_dropout", problem, "set it to 0, or set lora_target to q_proj,k_proj,v_proj,o_proj"
+            f"{name}.model_args.lora_dropout",
+            problem,
+            "set it to 0, or set lora_target to q_proj,k_proj,v_proj,o_proj",
+            "not_supported",
         )

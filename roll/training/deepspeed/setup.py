@@ -65,6 +65,7 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
             f"{zero}.{key}.nvme_path",
             f"{path} is not a writable folder on this host",
             "create it on every host of the role",
+            "not_writable",
         )
         for key, path in paths.items()
         if not os.access(path, os.W_OK | os.X_OK) or not path.is_dir()
@@ -74,7 +75,14 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
     if not AsyncIOBuilder().is_compatible():
         problem = "offloading to NVMe needs libaio with its headers, which is not installed"
         raise ConfigError(
-            [Fault(zero, problem, "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu")]
+            [
+                Fault(
+                    zero,
+                    problem,
+                    "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu",
+                    "not_installed",
+                )
+            ]
         )
 
 
@@ -269,12 +277,12 @@ def _adamw_8bit(model: nn.Module, training: TrainingConfig, place: Place) -> Opt
     where = f"{place.rank.role}.training_args.optimizer"
     if place.rank.device != "cuda" or place.offloaded:
         problem = "'adamw_8bit' keeps its states on a GPU, but here they would be in host memory"
-        raise ConfigError([Fault(where, problem, "use adamw, or a GPU without offload_optimizer")])
+        raise ConfigError([Fault(where, problem, "use adamw, or a GPU without offload_optimizer", "not_supported")])
     try:
         from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         problem = f"'adamw_8bit' needs the package bitsandbytes, which cannot be imported: {error}"
-        raise ConfigError([Fault(where, problem, "pip install bitsandbytes, or use adamw")]) from error
+        raise ConfigError([Fault(where, problem, "pip install bitsandbytes, or use adamw", "not_installed")]) from error
     betas = (training.adam_beta1, training.adam_beta2)
     kind = place.kind(AdamW8bit)
     return kind(parameter_groups(model, training), lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
@@ -364,7 +372,13 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
         return None
     if why := not_shared_out(causal.config, size):
         where = f"{rank.role}.strategy_args.strategy_config.sequence_parallel_size"
-        raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows")])
+        raise ConfigError(
+            [
+                Fault(
+                    where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported"
+                )
+            ]
+        )
     group, _ = torch.distributed.new_subgroups(size, timeout=timedelta(seconds=rank.timeout))
     assert isinstance(group, torch.distributed.ProcessGroup), (
         "the number of ranks must be a multiple of sequence_parallel_size"

@@ -231,7 +231,7 @@ def router_balance(training: TrainingConfig, causal: PreTrainedModel, rank: Rank
     problem = (
         f"{coefficient:g}, but the model ({causal.config.model_type}) has no routers that choose experts by a softmax"
     )
-    raise ConfigError([Fault(where, problem, "remove it")])
+    raise ConfigError([Fault(where, problem, "remove it", "no_effect")])
 
 
 RESERVE = 0.05

@@ -40,7 +40,13 @@ def set_tensor_plan(model: PackedModel, size: int, rank: Rank) -> None:
     config: Any = model.causal.config
     if why := _no_plan(config.base_model_tp_plan, config.model_type) or uneven_layers(shape_of(config.to_dict()), size):
         where = f"{rank.role}.strategy_args.strategy_config.tensor_parallel.autotp_size"
-        raise ConfigError([Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows")])
+        raise ConfigError(
+            [
+                Fault(
+                    where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported"
+                )
+            ]
+        )
     vars(model)["config"] = config
 
 

@@ -180,10 +180,10 @@ def test_impossible_evaluation_is_refused_before_start(
 
 def test_a_fault_names_the_option_that_mends_it() -> None:
     request = request_of(["model", "--data", "easy.jsonl", "--reward", "exact_match"])
-    assert with_option_names(Fault("data_args.template", "is 'native'", "set it"), request) == Fault(
-        "--template", "is 'native'", "set it"
+    assert with_option_names(Fault("data_args.template", "is 'native'", "set it", "unfit"), request) == Fault(
+        "--template", "is 'native'", "set it", "unfit"
     )
-    too_long = with_option_names(Fault("response_length", "too long", "keep it within 64"), request)
+    too_long = with_option_names(Fault("response_length", "too long", "keep it within 64", "too_large"), request)
     assert (
         too_long.remedy
         == "keep it within 64; --max-new-tokens N sets response_length, and prompt_length=N sets prompt_length"

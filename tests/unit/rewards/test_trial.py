@@ -117,7 +117,7 @@ def test_trial_names_every_faulty_domain_with_line(module: Path) -> None:
     faults = tried({name: {"reward": f"tried_rewards:{name}"} for name, _ in CRASHES})
     for (name, said), fault in zip(CRASHES, faults, strict=True):
         line = next(number for number, text in enumerate(MODULE.splitlines(), 1) if text.endswith(f"# {name}"))
-        assert fault.place == f"rewards.{name}.reward"
+        assert (fault.code, fault.place) == ("failed", f"rewards.{name}.reward")
         assert fault.problem.startswith(f"'tried_rewards:{name}', called with")
         assert fault.problem.endswith(f"fails: {said} ({module}, line {line})")
         assert fault.remedy.endswith(" columns base")
