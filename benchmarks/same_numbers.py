@@ -1,5 +1,5 @@
 """Trains the same six runs with two checkouts. All metrics, except times, memory and those of the engines, must agree
-to 1e-6.
+to 1e-6; so must the rewards of every step, and its token ids must be equal.
 
     python benchmarks/same_numbers.py BEFORE [AFTER] [--steps 10] [--only rlvr,dpo] [--json FILE]
 
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ SEEDED = (
 )
 NEW_KEY = "updates_per_step=1"
 """A word that is left out for a checkout without its key, where `per_device_train_batch_size` gives the same update."""
+RECORDER = ROOT / "benchmarks" / "record_rollouts.py"
+ROLLOUTS = "rollouts.jsonl"
+"""File of a run's token ids and rewards. Runs that train on given texts have none."""
 OFFLINE = ("data_split=[9,1,0]", "eval_steps=5")
 RUNS: Mapping[str, tuple[str, ...]] = {
     "rlvr": ("tiny/tiny_rlvr_lora_zero3", *SEEDED, "actor_train.training_args.per_device_train_batch_size=32"),
@@ -65,24 +69,28 @@ def main() -> int:
     """Run both checkouts, compare them, and print a row for each run. Return 1 if they differ."""
     options = parse()
     names = options.only.split(",") if options.only else list(RUNS)
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    found: dict[str, dict[str, Recorded]] = {}
     with tempfile.TemporaryDirectory(prefix="roll-same-numbers-") as folder:
         world = Path(folder)
         make_world(options.before.resolve(), world)
         for side in ("before", "after"):
             checkout = getattr(options, side).resolve()
             found[side] = {
-                name: metrics(checkout, world, f"{side}-{name}", RUNS[name], options.steps) for name in names
+                name: recorded(checkout, world, f"{side}-{name}", RUNS[name], options.steps) for name in names
             }
-    table = Table("run", "steps", "metrics", "largest difference", "of")
+    table = Table("run", "steps", "metrics", "largest difference", "of", "episodes", "tokens", "different episodes")
     differs = False
     for name in names:
-        worst, metric, count = largest(found["before"][name], found["after"][name])
-        differs |= worst > TOLERANCE
-        table.add_row(name, str(len(found["before"][name]) - 1), str(count), f"{worst:.1e}", metric)
+        before, after = found["before"][name], found["after"][name]
+        worst, metric, count = largest(before.metrics, after.metrics)
+        different = different_episodes(before.episodes, after.episodes)
+        differs |= worst > TOLERANCE or different > 0
+        tokens = sum(len(path) for _, paths, _ in before.episodes for path in paths)
+        sizes = (len(before.episodes), tokens, different)
+        table.add_row(name, str(len(before.metrics) - 1), str(count), f"{worst:.1e}", metric, *map(str, sizes))
     Console().print(table)
     if options.json:
-        options.json.write_text(json.dumps(found))
+        options.json.write_text(json.dumps(found, default=vars))
     return int(differs)
 
 
@@ -106,26 +114,45 @@ def make_world(checkout: Path, world: Path) -> None:
     run(checkout, world, "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60")
 
 
-def metrics(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...], steps: int) -> list[dict[str, Any]]:
-    """Run an experiment. Return the metrics of every step, including step 0, without times, memory and those of
-    engines.
-    """
+@dataclass(frozen=True)
+class Recorded:
+    """What a run computed."""
+
+    metrics: list[dict[str, Any]]
+    """The metrics of every step, including step 0, without times, memory and those of engines."""
+    episodes: list[tuple[str, list[list[int]], float]]
+    """The episodes of every step in their order: prompt, token ids of each trajectory, reward."""
+
+
+def recorded(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...], steps: int) -> Recorded:
+    """Run an experiment, and return what it computed."""
     name, *overrides = experiment
     if "updates_per_step" not in (checkout / "roll" / "config" / "schema" / "rlvr.py").read_text(encoding="utf-8"):
         overrides = [word for word in overrides if word != NEW_KEY]
+    rollouts = world / f"{folder}-{ROLLOUTS}"
     run(
         checkout,
         world,
-        "-m",
-        "roll.pipeline",
+        "-P",
+        str(RECORDER),
+        str(rollouts),
         "--config-name",
         name,
         *overrides,
         f"max_steps={steps}",
         f"output_dir={folder}",
     )
-    lines = [json.loads(line) for line in (world / folder / "metrics.jsonl").read_text().splitlines()]
-    return [{metric: value for metric, value in line.items() if not metric.startswith(MEASURED)} for line in lines]
+    lines = read_lines(world / folder / "metrics.jsonl")
+    assert lines, f"{folder} wrote no metrics"
+    return Recorded(
+        [{metric: value for metric, value in line.items() if not metric.startswith(MEASURED)} for line in lines],
+        [tuple(episode) for step in read_lines(rollouts) for episode in step],
+    )
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Return the JSON values of a file's lines; none if it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def run(checkout: Path, world: Path, *words: str) -> None:
@@ -155,6 +182,17 @@ def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> It
     for one, other in zip(before, after, strict=False):
         for name in sorted(one.keys() | other.keys()):
             yield distance(one.get(name, math.inf), other.get(name, math.inf)), f"{name}, step {one['step']}"
+
+
+def different_episodes(
+    before: list[tuple[str, list[list[int]], float]], after: list[tuple[str, list[list[int]], float]]
+) -> int:
+    """Return the number of episodes that differ in prompt, token ids or reward, or that only one side has."""
+    same = sum(
+        one[:2] == other[:2] and distance(one[2], other[2]) <= TOLERANCE
+        for one, other in zip(before, after, strict=False)
+    )
+    return max(len(before), len(after)) - same
 
 
 def distance(one: float | None, other: float | None) -> float:
