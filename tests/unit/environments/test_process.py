@@ -224,5 +224,8 @@ def test_unknown_environment_is_a_configuration_fault() -> None:
         async with process(environment="worlds:Nothing"):
             raise AssertionError("the process has started")
 
-    with pytest.raises(ConfigError, match="environments.act.environment: no environment is named 'worlds:Nothing'"):
+    with pytest.raises(ConfigError, match="'worlds:Nothing'") as raised:
         run(go())
+    assert [(fault.place, fault.code) for fault in raised.value.faults] == [
+        ("environments.act.environment", "not_found")
+    ]

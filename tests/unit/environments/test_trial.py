@@ -158,7 +158,7 @@ def test_import_fault_names_line_of_module(own_tools: Path) -> None:
 def test_failing_reset_is_fault_with_its_line(marks: Path) -> None:
     [fault] = faults({"name": "ada", "fail": "raise"})
     line = (marks / "worlds.py").read_text().splitlines().index('        raise KeyError("no such door")  # raise') + 1
-    assert fault.place == "environments.act.environment"
+    assert (fault.place, fault.code) == ("environments.act.environment", "failed")
     assert fault.problem.startswith("'worlds:World', reset on") and "reset failed: KeyError" in fault.problem
     assert fault.problem.endswith(f"({marks / 'worlds.py'}, line {line})")
     assert fault.remedy.endswith(" columns name, fail")
@@ -167,17 +167,17 @@ def test_failing_reset_is_fault_with_its_line(marks: Path) -> None:
 def test_unusable_first_observation_is_a_fault() -> None:
     [fault] = faults({"seed": 1}, problem="tokens of messages:", environment="calculator")
     assert fault.problem.startswith("'calculator', reset on") and fault.problem.endswith(": tokens of messages: 1")
-    assert "raise prompt_length" in fault.remedy
+    assert fault.code == "unfit" and "raise prompt_length" in fault.remedy
 
 
 def test_hanging_or_exiting_reset_is_a_fault() -> None:
     [late] = faults({"fail": "hang"}, step_timeout=limits.EXPIRY)
-    assert "within step_timeout, 1 s" in late.problem
+    assert late.code == "timed_out" and " step_timeout, 1 s" in late.problem
     assert late.remedy.endswith(" raise environments.act.step_timeout")
     [ended] = faults({"fail": "leave"})
-    assert "itself with status 3" in ended.problem
+    assert ended.code == "failed" and "with status 3" in ended.problem
 
 
 def test_row_unusable_by_environment_is_a_fault() -> None:
     [fault] = faults({"question": "1+1="}, environment="calculator")
-    assert "only the columns question" in fault.problem
+    assert fault.code == "failed" and "columns question" in fault.problem

@@ -97,8 +97,9 @@ def test_a_hub_name_cannot_be_checked_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["model", "tokenizer"])
 def test_unreadable_model_or_tokenizer_is_a_fault(what: str, tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere" / "at" / "all")
-    with pytest.raises(DataError, match=f"{what} '{missing}' .*no such folder"):
+    with pytest.raises(DataError, match=f"{what} '{missing}' .*no such folder") as raised:
         load_causal_model(missing, ModelConfig.model_validate({})) if what == "model" else load_tokenizer(missing)
+    assert [fault.code for fault in raised.value.faults] == ["unreadable"]
 
 
 def test_folder_without_model_is_a_fault(folder: Path) -> None:

@@ -140,5 +140,6 @@ def test_filler_sequence_has_zero_gradient(with_head: Path) -> None:
 
 
 def test_a_folder_without_a_model_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="model '.*nothing' cannot be"):
+    with pytest.raises(DataError, match=f"'{tmp_path}/nothing'") as raised:
         load_value_model(str(tmp_path / "nothing"), FP32)
+    assert [fault.code for fault in raised.value.faults] == ["unreadable"]

@@ -55,7 +55,7 @@ def test_a_row_without_reference_is_named_by_line(prompts_in: Any) -> None:
     with pytest.raises(DataError) as caught:
         check_rewards(config_of(MATHS), prompts_in("rows.jsonl", rows, MATHS))
     assert places(caught.value) == ["rows.jsonl:7"]
-    assert "neither 'ground_truth' nor 'answer'" in caught.value.faults[0].problem
+    assert caught.value.faults[0].code == "unfit" and "'ground_truth' nor 'answer'" in caught.value.faults[0].problem
     assert caught.value.exit_status == 2
 
 
@@ -72,7 +72,7 @@ def test_many_bad_rows_are_counted_by_reason(prompts_in: Any) -> None:
     rows = [{"ground_truth": "1"}, *[{"ground_truth": "{{"}] * 30]
     with pytest.raises(DataError) as caught:
         check_rewards(config_of(rewards), prompts_in("rows.jsonl", rows, rewards))
-    assert len(caught.value.faults) == 21
+    assert [fault.code for fault in caught.value.faults] == ["unfit"] * 20 + ["unusable_rows"]
     assert caught.value.faults[-1].problem.startswith("30 of 31 rows")
     assert caught.value.faults[-1].problem.endswith(": 30 x no reference for 'math_rule'")
 

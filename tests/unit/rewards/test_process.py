@@ -286,8 +286,9 @@ def test_unloadable_reward_raises_at_start() -> None:
         async with process(**others):
             pytest.fail("the reward process started")
 
-    with pytest.raises(ConfigError, match=r"rewards\.act\.reward: no reward is named 'math_rul'"):
+    with pytest.raises(ConfigError, match="'math_rul'") as raised:
         run(go(reward="math_rul"))
+    assert [(fault.place, fault.code) for fault in raised.value.faults] == [("rewards.act.reward", "not_found")]
     with pytest.raises(ConfigError, match=r"rewards\.act\.reward_args: does not fit 'faulty_rewards:act': .*'bonsu'"):
         run(go(reward_args={"bonsu": 1}))
 

@@ -63,8 +63,9 @@ def test_too_few_gpus_are_reported_per_node(
 ) -> None:
     nodes += [node(f"10.0.0.{number}", count) for number, count in enumerate(counts, 1)]
     needed = -(-gpus // 8)
-    with pytest.raises(ConfigError, match=rf"for {gpus} GPUs on {needed} node\(s\) .* have {counted}"):
+    with pytest.raises(ConfigError, match=rf"{gpus} GPUs on {needed} node\(s\) .* have {counted}") as raised:
         check_gpus(gpus, 8)
+    assert [(fault.place, fault.code) for fault in raised.value.faults] == [("device_mapping", "too_large")]
 
 
 @pytest.mark.parametrize(
