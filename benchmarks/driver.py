@@ -23,8 +23,7 @@ from rich.table import Table
 
 from roll.algorithms.advantages import Normalisation
 from roll.data import packing
-from roll.rollout.batch import Shaping, experience, rollout_metrics
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience, rollout_metrics
 from roll.rollout.record import single_turn
 from roll.types import Completion, FinishReason, Prompt, RewardResult, RolloutGroup
 

@@ -44,8 +44,7 @@ from roll.ray.cluster import ClusterSession, cluster
 from roll.ray.group import WorkerGroup
 from roll.ray.placement import worker_placements
 from roll.rewards.reward_workers import Rewards, RewardSettings
-from roll.rollout.batch import Shaping, experience, rollout_metrics, token_count
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience, rollout_metrics, token_count
 from roll.rollout.group import SingleTurns
 from roll.rollout.scheduler import RolloutScheduler
 from roll.system.step_memory import memory_of_steps

@@ -131,13 +131,13 @@ MUTANTS: Mapping[str, Mutant] = {
         "rollout/test_turns.py::test_each_unknown_state_is_a_state_apart",
     ),
     "adaptive KL counts trajectories": Mutant(
-        "roll/rollout/credit.py",
+        "roll/rollout/batch.py",
         "credit.target_kl, len(step.rewards), credit.kl_horizon",
         "credit.target_kl, len(step.sequences.lengths), credit.kl_horizon",
         "rollout/test_credit.py::test_the_kl_weight_adapts_by_episodes_not_trajectories",
     ),
     "running moments of unclipped rewards": Mutant(
-        "roll/rollout/credit.py",
+        "roll/rollout/batch.py",
         "state.rewards.joined(_clipped(step.rewards, credit.normalisation))",
         "state.rewards.joined(step.rewards)",
         "rollout/test_credit.py::test_running_moments_are_of_clipped_rewards",

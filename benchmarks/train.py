@@ -162,9 +162,9 @@ def build(options: argparse.Namespace, model: Path, device: str) -> Any:
 
 def work(options: argparse.Namespace, vocabulary: int) -> tuple[Any, list[Any]]:
     """Return random sequences, and the micro-batches of one update over them."""
-    from roll.algorithms.aggregation import loss_weights
     from roll.backend import MicroBatch
     from roll.data import packing
+    from roll.data.packing import loss_weights
     from roll.types import TrainBatch
 
     generator = np.random.default_rng(0)

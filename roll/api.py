@@ -19,9 +19,9 @@ from roll.evaluation.request import Request
 from roll.evaluation.results import EvaluationResult
 from roll.evaluation.run import run_evaluation
 from roll.evaluation.settings import find_subject, plan_evaluation
+from roll.pipeline import jobs_of
 from roll.runs.assemble import run_experiment
 from roll.runs.checkpointer import EXPORT
-from roll.runs.jobs import jobs_of
 from roll.tracking.jsonl import METRICS_FILE, read_ends
 from roll.tracking.life import ActivityDisplay
 from roll.types import Metrics

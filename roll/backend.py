@@ -48,7 +48,7 @@ class MicroBatch:
 
     batch: TrainBatch
     loss_weights: Floats
-    """[T], weight of each token in the loss, see `algorithms.aggregation`."""
+    """[T], weight of each token in the loss, see `data.packing`."""
     samples: tuple[int, ...] = ()
     """[N], positions of the sequences in the step's batch, for error reports."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from roll.data.ends import ends_of
+from roll.data.chat import ends_of
 from roll.errors import CheckpointError, DataError
 from roll.export.source import CheckpointSource
 from roll.models.export import write_adapter_folder, write_model

@@ -1,6 +1,6 @@
 """Runs user code in a separate process that can be killed, so that it cannot hang, crash or block the run.
 
-The child process (served.py) makes one call at a time, or several concurrently. It is killed if a call exceeds its
+The child process (protocol.py) makes one call at a time, or several concurrently. It is killed if a call exceeds its
 deadline and the child does not end it itself, if the child and its descendants exceed their limit of memory or
 processes, or if it sends a message that does not answer a call in progress. A child that died or was killed is replaced
 when there are further calls. The subclass decides whether its unanswered calls fail or are repeated.
@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 import psutil
 
 from roll.errors import ConfigError, RollError
-from roll.hosted.frames import (
+from roll.hosted.protocol import (
     HEADER,
     MOST_BYTES,
     Assignment,

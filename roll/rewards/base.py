@@ -22,7 +22,7 @@ a number.
 
 If `rewards.<domain>.group` is true, the function receives all responses to a prompt instead of one, and returns a
 sequence with one result for each response. It may be a `def` or an `async def`. It may raise, hang or crash without
-harm to the run: it runs in a separate process (see process.py), and the outcome is recorded.
+harm to the run: it runs in a separate process (see reward_workers.py), and the outcome is recorded.
 """
 
 REWARDS: Registry[RewardFunction] = Registry("reward")

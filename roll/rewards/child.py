@@ -1,5 +1,5 @@
-"""A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. process.py starts, monitors and
-ends it.
+"""A process that computes rewards: `python -m roll.rewards.child DESCRIPTOR PARENT`. reward_workers.py starts, monitors
+and ends it.
 
 A call scores one response, or all responses of the group if it is a call of a group reward. The calls of one entry have
 consecutive numbers that start at the entry's number. Calls start in the order in which they arrive; concurrent calls
@@ -18,8 +18,8 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from roll.config.derived.domains import is_async
+from roll.hosted.protocol import Served, serve
 from roll.hosted.raised import INSTALLED
-from roll.hosted.served import Served, serve
 from roll.rewards.base import RewardFunction, rewards_of, row_check, traits_of
 from roll.rewards.verdicts import Entry, RewardAssignment, answer_message, checked_result, raised, timed_out, verdicts
 from roll.types import Prompt, RewardResult

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roll.algorithms.moments import standardise
-from roll.hosted.frames import Assignment, Garbled, Reply, flag_in, framed, text_in
+from roll.hosted.protocol import Assignment, Garbled, Reply, flag_in, framed, text_in
 from roll.hosted.raised import NOTE_CHARACTERS, TRACE_CHARACTERS, raised_where, trace_of
 from roll.types import FP32_MAX, NO_VERDICT, Prompt, RewardOutcome, RewardResult, TurnReward
 

@@ -1,4 +1,4 @@
-"""Filters for dynamic sampling: decide which groups are kept, and which are dropped and replaced. Pure functions."""
+"""Decides which episodes have a verdict, and which groups are kept, or dropped and replaced. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,40 @@ from dataclasses import dataclass
 from math import inf
 from statistics import fmean, stdev
 
-from roll.rollout.batch import rewards_differ, usable
-from roll.types import RolloutGroup
+from roll.types import NO_VERDICT, Episode, RolloutGroup, StopReason
 
 Keep = Callable[[RolloutGroup], bool]
 """Returns whether to keep a group."""
+BROKEN_OFF = (StopReason.ABORTED, StopReason.DEADLINE, StopReason.ENVIRONMENT_FAILED)
+"""Stop reasons that the policy did not cause. An episode with one of them has no verdict."""
+
+
+def usable(group: RolloutGroup) -> list[Episode]:
+    """Return the group's episodes that have a verdict; no episodes if the group has a baseline without a verdict."""
+    if group.baseline is not None and not has_verdict(group.baseline):
+        return []
+    return [episode for episode in group.episodes if has_verdict(episode)]
+
+
+def rewards_differ(group: RolloutGroup) -> bool:
+    """Whether the rewards of the group differ. If they are equal, a comparison within the group has no gradient."""
+    return len({episode.reward.value for episode in usable(group)}) > 1
+
+
+def failure(group: RolloutGroup) -> str | None:
+    """Return the error of the first episode whose environment broke in every attempt; None if there is no such episode.
+
+    A group with such an episode is replaced.
+    """
+    broken = [episode.reward.note for episode in group.episodes if episode.stop is StopReason.ENVIRONMENT_FAILED]
+    return broken[0] if broken else None
+
+
+def has_verdict(episode: Episode) -> bool:
+    """Whether the episode's reward is a verdict on the policy."""
+    return episode.reward.outcome not in NO_VERDICT and not any(
+        trajectory.stop in BROKEN_OFF for trajectory in episode.trajectories
+    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from roll.rollout.batch import Shaping, experience, usable
+from roll.rollout.batch import Shaping, experience
+from roll.rollout.filters import usable
 from roll.types import Floats, RolloutGroup, Sequences
 
 LogProbs = Callable[[Sequences], Awaitable[Floats]]

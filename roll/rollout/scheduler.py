@@ -42,8 +42,7 @@ from safetensors.numpy import load_file, save_file
 
 from roll.config.derived.batch import age_limit
 from roll.errors import CheckpointError, RollError
-from roll.rollout.batch import failure, rewards_differ
-from roll.rollout.filters import Keep
+from roll.rollout.filters import Keep, failure, rewards_differ
 from roll.rollout.group import GroupSampler, prompt_seed
 from roll.rollout.record import observed
 from roll.types import (

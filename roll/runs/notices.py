@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.algorithms.methods import NORM_KEYS
 from roll.config.derived.fixed_roles import teacher_roles
 from roll.config.schema.rlvr import RlvrConfig
-from roll.data.ends import EndOfTurn
+from roll.data.chat import EndOfTurn
 from roll.runs.role_models import sampling_of
 from roll.tracking.base import Watch
 from roll.types import NO_VERDICT, Metrics, Sampling

@@ -20,7 +20,7 @@ from roll.config.schema.model import GeneratingConfig, ModelConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.roles import ExperimentConfig, RoleConfig
-from roll.data.ends import NO_END, EndOfTurn
+from roll.data.chat import NO_END, EndOfTurn
 from roll.data.tables import EMBEDDING_REMEDY
 from roll.errors import DataError, Fault
 from roll.models.flops import TrainingFlops

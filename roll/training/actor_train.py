@@ -15,10 +15,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.losses import Loss
 from roll.backend import MicroBatch, Rank, ScoreStrategy, TeachStrategy, TrainStepResult, TrainStrategy
 from roll.data import packing
+from roll.data.packing import loss_weights
 from roll.errors import WeightSyncError
 from roll.models.flops import TrainingFlops, dense_bf16_peak
 from roll.ray.batching import Calls, Ranks
@@ -307,7 +307,7 @@ def micro_batches_of(
     split.
 
     A step with fewer sequences than updates has updates without sequences. In these, all replicas run the filler (see
-    `packing.take`).
+    `packing.take_sequences`).
     """
     chosen = packing.take_sequences(batch, update)
     if not len(update):

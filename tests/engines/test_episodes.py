@@ -19,8 +19,7 @@ from roll.algorithms.objectives import Gspo, PolicyLoss, Ppo
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import add_lora, load_causal_model
-from roll.rollout.batch import Shaping, experience
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience
 from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Episode, RewardResult, RolloutGroup, Segment, StopReason, TrainBatch, Trajectory
 from tests.engines.ranks import run_ranks

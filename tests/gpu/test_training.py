@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.objectives import PolicyLoss
 from roll.backend import MicroBatch, Rank
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing
+from roll.data.packing import loss_weights
 from roll.models.head import chunked_log_probs
 from roll.models.load import load_policy
 from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from roll.agents.environments.base import MalformedCalls, Observation, Step
 from roll.data.messages import ROLE_OF, MessageFault, text_of
 from roll.errors import EnvironmentFailed
-from roll.hosted.frames import Assignment, Garbled, Reply, framed, text_in
+from roll.hosted.protocol import Assignment, Garbled, Reply, framed, text_in
 from roll.hosted.raised import NOTE_CHARACTERS
 from roll.types import FP32_MAX
 

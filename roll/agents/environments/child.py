@@ -34,8 +34,8 @@ from roll.agents.environments.checked import (
 from roll.agents.tools import Answered, Tools, calls_for
 from roll.config.shipped import known_environments
 from roll.errors import ConfigError, EnvironmentFailed, Fault
+from roll.hosted.protocol import Served, serve
 from roll.hosted.raised import raised_where
-from roll.hosted.served import Served, serve
 from roll.registry import nearest
 
 if TYPE_CHECKING:  # the import takes a second and is needed only for MCP servers

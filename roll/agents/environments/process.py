@@ -27,8 +27,8 @@ from roll.agents.environments.checked import (
 from roll.config.derived.domains import environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, NeighbourFailed
-from roll.hosted.frames import Reply
 from roll.hosted.process import HostedProcess, Hosting, Loss, settle
+from roll.hosted.protocol import Reply
 from roll.system.sizes import GIB
 from roll.system.tree import TreeBounds
 

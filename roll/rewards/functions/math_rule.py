@@ -18,8 +18,8 @@ from roll.rewards.notation import WRAPPED, in_text, range_of, standard
 from roll.rewards.quantities import PERCENT, Quantity, in_words, quantity
 from roll.types import Prompt, RewardOutcome, RewardResult
 
-# math-verify warns once that its alarm-based timeouts are off. They are off on purpose: process.py ends calls that time
-# out.
+# math-verify warns once that its alarm-based timeouts are off. They are off on purpose: the reward worker ends calls
+# that time out.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 PLAIN_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,6})?")

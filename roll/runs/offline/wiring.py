@@ -22,7 +22,7 @@ from roll.config.derived.placement import model_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
-from roll.data.ends import NO_END, EndOfTurn, ends_of
+from roll.data.chat import NO_END, EndOfTurn, ends_of
 from roll.data.examples import (
     WORDLESS,
     Example,

@@ -10,7 +10,7 @@ from roll.config.derived.batch import longest_sequence
 from roll.config.derived.placement import model_roles, turns
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
-from roll.data.ends import EndOfTurn
+from roll.data.chat import EndOfTurn
 from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import Prompts
 from roll.models.load import check_readable, load_tokenizer

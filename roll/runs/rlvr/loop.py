@@ -30,8 +30,8 @@ from roll.agents.episodes import episode_metrics
 from roll.backend import EngineActivity
 from roll.engines.actor_infer import ActorInfer
 from roll.rewards.reward_workers import ModelReward
-from roll.rollout.batch import Shaping, experience, rollout_metrics, token_count, usable
-from roll.rollout.credit import CreditAssignment
+from roll.rollout.batch import CreditAssignment, Shaping, experience, rollout_metrics, token_count
+from roll.rollout.filters import usable
 from roll.rollout.reference import StepReference
 from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.checkpointer import Checkpointer

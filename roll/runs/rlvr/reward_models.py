@@ -26,8 +26,7 @@ from roll.config.schema.model_rewards import JUDGE, SCORER
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig, RewardModelRole
 from roll.config.shipped import judge_templates
-from roll.data.chat import ChatTemplate, renderer, template_remedy
-from roll.data.ends import NO_END, EndOfTurn, end_of_turn
+from roll.data.chat import NO_END, ChatTemplate, EndOfTurn, end_of_turn, renderer, template_remedy
 from roll.data.prompts import answered_encoder, message_encoder, question_text, requested_conversation
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer

@@ -37,7 +37,7 @@ from roll.hosted.process import HostedProcessFailed
 from roll.rewards.answers import ground_truth
 from roll.rewards.judges.judge import answer_pattern
 from roll.rewards.passing import Bar, Bars, bars_of, bars_of_judge
-from roll.rewards.process import RewardProcess
+from roll.rewards.reward_workers import RewardProcess
 from roll.rewards.verdicts import RewardPart, parts_of
 from roll.runs.rlvr.reward_models import judge_template
 from roll.system.event_loop import run_in_loop

@@ -32,7 +32,7 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, ReferenceConfig
-from roll.data.ends import EndOfTurn, ends_of
+from roll.data.chat import EndOfTurn, ends_of
 from roll.data.renderers.base import ChatRenderer
 from roll.data.sampler import FIRST_HELD_OUT, Prompts, PromptSampler
 from roll.engines.actor_infer import ActorInfer
@@ -42,9 +42,8 @@ from roll.ray.device_sharing import DeviceSharing
 from roll.registry import imported
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
-from roll.rollout.batch import Shaping, rewards_differ
-from roll.rollout.credit import Credit, CreditAssignment
-from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everything
+from roll.rollout.batch import Credit, CreditAssignment, Shaping
+from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everything, rewards_differ
 from roll.rollout.group import Generator, GroupSampler, JudgedInTurn, Scorer
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.aggregation import loss_weights
-from roll.data.packing import concatenate, select_tokens, split_to_budget
+from roll.data.packing import concatenate, loss_weights, select_tokens, split_to_budget
 from roll.types import Sequences
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import Normalisation, Scores, advantages, value_targets
-from roll.rollout.credit import value_metrics
+from roll.rollout.batch import value_metrics
 from tests.unit.algorithms.build import ROWS, Row, build, scores
 
 FACTORS = st.sampled_from([0.0, 0.5, 0.95, 1.0])

@@ -16,7 +16,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roll.algorithms.aggregation import loss_weights
 from roll.algorithms.corrections import Correction
 from roll.algorithms.divergence import Distillation, DistilledPolicy
 from roll.algorithms.kl import token_kl
@@ -38,7 +37,7 @@ from roll.algorithms.objectives import (
 from roll.algorithms.preference import BradleyTerry, PreferenceLoss
 from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights, overlong_penalty
 from roll.config.schema.rlvr import RlvrConfig
-from roll.data.packing import concatenate
+from roll.data.packing import concatenate, loss_weights
 from roll.models.packed_score import scored_only
 from roll.training.deepspeed.strategy import loss_inputs
 from roll.types import TrainBatch

@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerBase
 
 from examples.tiny.make_model import build_tokenizer
 from roll.config.schema.model import DataConfig, GeneratingConfig
-from roll.data.ends import NO_END, EndOfTurn, ends_of
+from roll.data.chat import NO_END, EndOfTurn, ends_of
 from roll.runs.role_models import sampling_of
 from roll.types import Sampling
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from roll.config.schema.model import DataConfig
-from roll.data.chat import TemplateFault
-from roll.data.ends import ends_of
+from roll.data.chat import TemplateFault, ends_of
 from roll.data.renderers.families import FamilyRenderer, TemplateRenderer
 from tests.unit.data.formats import FORMATS, make_renderer, make_tokenizer
 

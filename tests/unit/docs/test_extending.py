@@ -33,7 +33,7 @@ from roll.data.packing import concatenate
 from roll.data.rows import prompt_conversation
 from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
-from roll.rewards.process import RewardProcess
+from roll.rewards.reward_workers import RewardProcess
 from roll.tracking import trackers
 from roll.tracking.base import RunFacts
 from roll.tracking.fanout import Tracking

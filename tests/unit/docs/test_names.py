@@ -37,7 +37,6 @@ WRITERS = (
     "rollout/batch.py",
     "agents/episodes.py",
     "algorithms/corrections.py",
-    "rollout/credit.py",
     "rollout/scheduler.py",
     "algorithms/losses.py",
     "algorithms/objectives.py",

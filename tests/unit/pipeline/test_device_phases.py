@@ -18,8 +18,7 @@ from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss
 from roll.algorithms.objectives import PolicyLoss
 from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency
-from roll.rollout.batch import Shaping
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.batch import Credit, CreditAssignment, Shaping
 from roll.rollout.reference import ReferenceAtOnce
 from roll.runs.device_phases import DevicePhases
 from roll.runs.learning import Learning, OnloadedTrainer

@@ -20,8 +20,7 @@ from roll.algorithms.objectives import PolicyLoss
 from roll.data.examples import Example, ExampleSequence
 from roll.errors import RollError
 from roll.ray.device_sharing import DeviceSharing
-from roll.rollout.batch import Experience, Shaping
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.batch import Credit, CreditAssignment, Experience, Shaping
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import single_turn
 from roll.runs.device_phases import DevicePhases

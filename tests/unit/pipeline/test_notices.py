@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import ADVANTAGES, Normalisation
-from roll.data.ends import NO_END, EndOfTurn
-from roll.rollout.batch import Shaping, experience, rollout_metrics
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.data.chat import NO_END, EndOfTurn
+from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience, rollout_metrics
 from roll.runs.notices import ZeroAdvantages, held_out_watches, training_watches
 from roll.tracking.base import StepNotices
 from roll.types import Episode, RolloutGroup, StopReason

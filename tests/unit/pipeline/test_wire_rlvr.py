@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from roll.config.plan.plan import make_plan
-from roll.data.ends import NO_END, EndOfTurn
+from roll.data.chat import NO_END, EndOfTurn
 from roll.rollout.batch import Shaping
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce
 from roll.runs.device_phases import untimed

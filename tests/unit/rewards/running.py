@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.process import RewardProcess
+from roll.rewards.reward_workers import RewardProcess
 from roll.types import Prompt, RewardResult
 from tests import limits
 

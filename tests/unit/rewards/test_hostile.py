@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from roll.hosted.frames import MOST_BYTES, Garbled, Reply, read_ready, read_reply
+from roll.hosted.protocol import MOST_BYTES, Garbled, Reply, read_ready, read_reply
 from roll.hosted.raised import TRACE_CHARACTERS
 from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, answer_message, checked_result, read_results, read_traits
 from roll.types import RewardOutcome, RewardResult, TurnReward

@@ -15,7 +15,7 @@ import pytest
 
 from roll.errors import ConfigError, RollError
 from roll.hosted.process import HostedProcessFailed
-from roll.rewards.process import RewardProcess
+from roll.rewards.reward_workers import RewardProcess
 from roll.types import RewardOutcome, RewardResult
 from tests import limits
 from tests.unit.rewards.running import (
@@ -312,7 +312,7 @@ import asyncio, sys
 from pathlib import Path
 import numpy as np
 from roll.config.schema.roles import RewardConfig
-from roll.rewards.process import RewardProcess
+from roll.rewards.reward_workers import RewardProcess
 from roll.types import Prompt
 from tests import limits
 

@@ -11,8 +11,8 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
 from roll.errors import RollError
-from roll.rollout.batch import Experience, Shaping, experience, rewards_differ, rollout_metrics, token_count
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.batch import Credit, CreditAssignment, Experience, Shaping, experience, rollout_metrics, token_count
+from roll.rollout.filters import rewards_differ
 from roll.types import Episode, Floats, RewardOutcome, RewardResult, StopReason, TrainBatch
 from tests.unit.rollout.build import make_episode, make_group, make_trajectory, sampled
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from roll.algorithms.advantages import Normalisation
-from roll.rollout.batch import Experience, Shaping, experience
-from roll.rollout.credit import Credit, CreditAssignment, sequence_weights
+from roll.rollout.batch import Credit, CreditAssignment, Experience, Shaping, experience, sequence_weights
 from roll.types import Episode, RewardResult, RolloutGroup, StopReason
 from tests.unit.rollout.build import make_episode, make_group, make_prompt, make_trajectory, observed, sampled
 

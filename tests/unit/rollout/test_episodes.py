@@ -14,7 +14,8 @@ from roll.agents.environments.base import Message, Observation, Step
 from roll.agents.episodes import MOST_DISTURBED, episode_metrics
 from roll.data.chat import TemplateFault
 from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
-from roll.rollout.batch import Shaping, experience, usable
+from roll.rollout.batch import Shaping, experience
+from roll.rollout.filters import usable
 from roll.rollout.record import token_log_probs, token_versions
 from roll.types import Episode, Ints, RewardOutcome, RolloutGroup, StopReason
 from tests.unit.rollout.playing import DOMAIN, LATE, Chat, Engine, Judge, World, Worlds, episodes, groups, task, text

@@ -14,9 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from roll.rollout import record
-from roll.rollout.batch import NO_VERDICT, TRUNCATED, Shaping, experience
+from roll.rollout.batch import TRUNCATED, Shaping, experience
 from roll.rollout.record import version_runs
-from roll.types import Episode, RewardOutcome, RewardResult, RolloutGroup, Segment, StopReason
+from roll.types import NO_VERDICT, Episode, RewardOutcome, RewardResult, RolloutGroup, Segment, StopReason
 from tests.unit.rollout.build import make_prompt, make_trajectory, observed, sampled
 
 IDS = st.lists(st.integers(0, 99), max_size=4)

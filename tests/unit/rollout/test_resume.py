@@ -13,8 +13,7 @@ from roll.algorithms.advantages import Normalisation
 from roll.config.schema.model import DataConfig
 from roll.data.prompts import PromptSet
 from roll.data.sampler import PromptSampler
-from roll.rollout.batch import Shaping, experience
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience
 from roll.rollout.group import SingleTurns
 from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState

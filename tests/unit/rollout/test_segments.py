@@ -11,8 +11,16 @@ import pytest
 
 from roll.algorithms.advantages import Normalisation
 from roll.data.packing import take_sequences, updates_of
-from roll.rollout.batch import Experience, Shaping, experience, rollout_metrics, token_count
-from roll.rollout.credit import Credit, CreditAssignment, sequence_weights
+from roll.rollout.batch import (
+    Credit,
+    CreditAssignment,
+    Experience,
+    Shaping,
+    experience,
+    rollout_metrics,
+    sequence_weights,
+    token_count,
+)
 from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Episode, RewardResult, RolloutGroup, StopReason, TrainBatch
 from tests.unit.rollout.build import make_episode, make_prompt, make_trajectory, observed, sampled

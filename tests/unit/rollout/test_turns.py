@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from examples.tiny.make_model import END_ID, build_tokenizer
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
-from roll.rollout.batch import Shaping, experience
-from roll.rollout.credit import Credit, CreditAssignment
+from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import token_log_probs, token_versions
 from roll.rollout.turns import TurnEnds, by_turns, joined_turns
