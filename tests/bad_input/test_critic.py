@@ -112,4 +112,4 @@ def test_critic_allows_one_sample_per_prompt(folder: Path) -> None:
 def test_value_clip_without_critic_warns(folder: Path) -> None:
     """It is not a fault, because ROLL's files set the key with every estimator."""
     (warning,) = plan_of(folder, "value_clip=0.5").warnings
-    assert warning == "value_clip: has no effect with adv_estimator grpo, which has no critic; remove the key"
+    assert warning.startswith("value_clip: ") and "adv_estimator grpo" in warning

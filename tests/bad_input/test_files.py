@@ -4,6 +4,7 @@ process.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -113,7 +114,7 @@ def test_a_bad_name_is_refused(
 
 def test_an_unknown_flag_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config-path", "exp", "--config-name", "sound", "--nope"]) == 2
-    assert "--nope: is not a flag of this command" in capsys.readouterr().err
+    assert "  --nope: is not a flag" in capsys.readouterr().err
 
 
 def test_nothing_is_written_by_a_refusal(folder: Path, refused_by_command: Callable[..., str]) -> None:
@@ -150,8 +151,9 @@ def test_missing_tracker_packages_are_refused_before_start(
     before = sorted(folder.rglob("*"))
     message = refused("track_with=[tensorboard,mlflow,swanlab]")
     for package in ("mlflow", "swanlab"):
-        assert f"track_with: '{package}' is requested, but its package is not installed" in message
-        assert f"install it (`pip install {package}`) or remove `{package}` from `track_with`" in message
+        assert re.search(
+            f"  track_with: '{package}' .* not installed\n.*`pip install {package}`.*`track_with`", message
+        )
     assert "'tensorboard' is requested" not in message
     assert sorted(folder.rglob("*")) == before
     assert main(["--config-path", "exp", "--config-name", "sound", "track_with=mlflow", "dry_run=true"]) == 0
@@ -163,10 +165,7 @@ def test_deepspeed_env_variables_are_planned_or_refused(
 ) -> None:
     (folder / ".deepspeed_env").write_text("NCCL_DEBUG=WARN\n")
     assert main(["--config-path", "exp", "--config-name", "sound", "dry_run=true"]) == 0
-    assert (
-        "note: every worker gets NCCL_DEBUG from .deepspeed_env; system_envs takes precedence"
-        in capsys.readouterr().out
-    )
+    assert "NCCL_DEBUG from .deepspeed_env; system_envs" in capsys.readouterr().out
     (folder / ".deepspeed_env").write_text("NCCL_DEBUG\n")
     message = refused()
-    assert ".deepspeed_env:1: 'NCCL_DEBUG' sets no variable" in message and "NCCL_IB_DISABLE=1" in message
+    assert ".deepspeed_env:1: 'NCCL_DEBUG' " in message and "NCCL_IB_DISABLE=1" in message

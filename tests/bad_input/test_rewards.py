@@ -5,6 +5,7 @@ starts.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,13 +182,12 @@ def right(prompt, response, row):
         (
             False,
             "1 fault in the data",
-            "train.jsonl:1: 'math_rule' cannot use the row: the row has neither 'ground_truth' nor 'answer'",
+            "train.jsonl:1: 'math_rule' .* 'ground_truth' nor 'answer'",
         ),
         (
             True,
             "1 fault in the configuration",
-            "rewards.math_rule.reward: 'own_rewards:right', called with an empty response to the first row of its "
-            "domain, fails: KeyError: 'solution' ({}, line 3)",
+            r"rewards.math_rule.reward: 'own_rewards:right', .* fails: KeyError: 'solution' \({}, line 3\)",
         ),
     ],
 )
@@ -215,5 +215,5 @@ def test_reward_that_rejects_rows_ends_run_before_start(
     assert main(["--config-path", str(folder / "exp"), "--config-name", "sound", *words]) == 2
     printed = capsys.readouterr().err
     assert heading in printed
-    assert problem.format(file) in printed
-    assert ("the row has the columns prompt, tag, solution_" in printed) == own
+    assert re.search(problem.format(re.escape(str(file))), printed)
+    assert ("columns prompt, tag, solution_" in printed) == own

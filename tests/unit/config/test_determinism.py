@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -28,18 +29,12 @@ def test_deterministic_run_refuses_compiled_layers_with_remedy(capsys: pytest.Ca
     assert main(GPUS) == 2
     said = capsys.readouterr().err
     for role in ("actor_train", "reference"):
-        assert f'{role}.model_args.compile_layers: "auto", but deterministic is true' in said
+        assert f'{role}.model_args.compile_layers: "auto", ' in said
         assert f"set {role}.model_args.compile_layers=false" in said
     assert main([*GPUS, *EAGER, "async_generation_ratio=1", "actor_infer.device_mapping=[16,17]"]) == 0
     said = capsys.readouterr().err
-    assert (
-        "warning: deterministic: the sampled responses still differ between runs; set "
-        "actor_infer.generating_args.seeded=true" in said
-    )
-    assert (
-        "warning: deterministic: it depends on timing which version of the weights samples a token; set "
-        "async_generation_ratio=0" in said
-    )
+    warned = [line.rpartition("; set ")[2] for line in said.splitlines() if line.startswith("warning: deterministic: ")]
+    assert warned == ["actor_infer.generating_args.seeded=true", "async_generation_ratio=0"]
     assert main([*GPUS, *EAGER, "actor_infer.generating_args.seeded=true"]) == 0
     assert "deterministic" not in capsys.readouterr().err
 
@@ -62,4 +57,4 @@ def test_deterministic_processes_get_cublas_workspace_variable() -> None:
 def test_an_operation_without_a_deterministic_algorithm_is_named() -> None:
     command = [sys.executable, "-c", WITHOUT_ONE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limits.PROCESS, check=False)
-    assert done.returncode != 0 and "put_ does not have a deterministic implementation" in done.stderr
+    assert done.returncode != 0 and re.search("put_ .* deterministic", done.stderr)

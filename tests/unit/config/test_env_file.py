@@ -4,6 +4,7 @@ precedence.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from roll.config.load.user_code import user_parts
 from roll.config.schema.roles import RoleConfig
 from roll.pipeline import main
 from roll.runs.roles import worker_environment
+from tests.faults import coded
 
 
 def test_later_env_file_wins_and_comments_are_ignored(tmp_path: Path) -> None:
@@ -30,7 +32,7 @@ def test_a_line_that_sets_nothing_is_a_fault(tmp_path: Path) -> None:
     file.write_text("A=1\nNCCL_DEBUG INFO\n")
     variables, (fault,) = read_env_files([file])
     assert variables == {"A": "1"}
-    assert fault.place == f"{file}:2" and "'NCCL_DEBUG INFO' sets no variable" in fault.problem
+    assert coded([fault]) == [("malformed", f"{file}:2")] and "'NCCL_DEBUG INFO'" in fault.problem
 
 
 def test_quotes_are_taken_away_as_a_shell_does(tmp_path: Path) -> None:
@@ -59,9 +61,9 @@ def test_reserved_or_invalid_system_envs_are_named(capsys: pytest.CaptureFixture
     ]
     assert main([*words, "+rewards.math_rule.system_envs.a-b='1'"]) == 2
     said = capsys.readouterr().err
-    assert "system_envs.WORLD_SIZE: roll sets WORLD_SIZE for each worker itself" in said
-    assert "actor_infer.system_envs.RANK: roll sets RANK" in said
-    assert "rewards.math_rule.system_envs.a-b: 'a-b' is not a valid variable name" in said
+    assert "  system_envs.WORLD_SIZE: roll sets WORLD_SIZE" in said
+    assert "  actor_infer.system_envs.RANK: roll sets RANK" in said
+    assert "  rewards.math_rule.system_envs.a-b: 'a-b' " in said
 
 
 def test_environment_variables_accept_numbers_but_not_booleans(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +75,7 @@ def test_environment_variables_accept_numbers_but_not_booleans(capsys: pytest.Ca
     assert part.environment == {"COUNT": "2"}
     assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_IB_DISABLE=1"]) == 0
     assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "+system_envs.NCCL_IB_DISABLE=true"]) == 2
-    assert "system_envs.NCCL_IB_DISABLE: true is not allowed\n    give a string" in capsys.readouterr().err
+    assert re.search(r"system_envs.NCCL_IB_DISABLE: true .*\n    give a string", capsys.readouterr().err)
 
 
 def test_unread_variables_warn_with_alternatives(
@@ -89,14 +91,14 @@ def test_unread_variables_warn_with_alternatives(
     ]
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert "warning: system_envs.NCCL_TIMEOUT: has no effect; deadlines.collective limits" in said
-    assert "warning: actor_train.system_envs.MASTER_PORT: has no effect; each role has its own address" in said
-    assert "warning: MASTER_ADDR in the environment: has no effect" in said
+    assert re.search("warning: system_envs.NCCL_TIMEOUT: .* deadlines.collective", said)
+    assert re.search("warning: actor_train.system_envs.MASTER_PORT: .* address", said)
+    assert "warning: MASTER_ADDR in the environment: " in said
     assert main(["--config-name", "rlvr_lora_zero3", "dry_run=true", "deadlines.collective=3600"]) == 0
     config: Any = SimpleNamespace(system_envs={})
     monkeypatch.setattr("roll.config.load.env_file.model_roles", lambda config: {})
     (line,) = idle_variables(config, {"NCCL_TIMEOUT": "1"}, {"NCCL_TIMEOUT": "1"})
-    assert line.startswith("NCCL_TIMEOUT in .deepspeed_env: has no effect")
+    assert line.startswith("NCCL_TIMEOUT in .deepspeed_env: ")
 
 
 def test_role_variables_override_root_and_file() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.unit.config.test_examples import planned
@@ -28,9 +30,8 @@ def test_unreachable_environment_steps_warn(words: tuple[str, ...], turns: int |
     said = [warning for warning in plan.warnings if "max_turns" in warning]
     assert len(said) == (turns is not None)
     if said:
-        assert said[0].startswith("environments.")
-        assert (
-            f".max_turns: episodes end after {turns} turns, but the environment promises the policy {steps} steps "
-            f"(max_steps)" in said[0]
+        assert re.fullmatch(
+            rf"environments\.\w+\.max_turns: .* {turns} turns, .* {steps} steps \(max_steps\)"
+            rf".*; set max_turns={steps}, .* environment_args\.max_steps",
+            said[0],
         )
-        assert f"set max_turns={steps}, or lower environment_args.max_steps" in said[0]

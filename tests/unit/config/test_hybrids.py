@@ -138,9 +138,9 @@ def test_plan_warns_of_missing_kernels_and_packages(hybrid: str, monkeypatch: py
     there: set[str] = set()
     for module in ("roll.config.load.on_disk", "roll.engines.vllm.checks"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: name if name in there else None)
-    slow = "actor_train, reference: transformers runs the gated-delta layers without a kernel"
+    slow = "actor_train, reference: transformers runs the gated-delta layers"
     assert slow in said(words) and "install flash-linear-attention" in said(words)
-    assert "its code for Qwen3.5 needs the package torchvision" in said(words)
+    assert "strategy_name: vllm, but" in said(words) and "package torchvision" in said(words)
     there |= {"fla", "torchvision"}
     assert "set device_mapping, and dtype bf16" in said(words) and "torchvision" not in said(words)
     on_gpus = ["actor_train", "reference"]

@@ -21,6 +21,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.engines.hf.settings import HfConfig
 from roll.errors import ConfigError
 from roll.pipeline import main
+from tests.faults import coded
 
 pytestmark = pytest.mark.filterwarnings("ignore::roll.config.load.loader.ConfigWarning")
 
@@ -192,7 +193,7 @@ def test_roll_file_loads_with_one_warning_per_key(folder: Path) -> None:
         "actor_infer.generating_args.logprobs",
         "tracker_kwargs",
     } <= set(places)
-    assert "logging_steps: 1 is ignored; every step is logged; remove the key" in texts
+    assert any(text.startswith("logging_steps: 1 is ignored;") for text in texts)
     assert [text.split(":")[0] for text in plan.warnings].count("value_clip") == 1
     (asleep,) = [
         text
@@ -204,10 +205,8 @@ def test_roll_file_loads_with_one_warning_per_key(folder: Path) -> None:
     assert config.actor_train.model_args.attn_implementation == "fa2"
     assert config.actor_train.model_args.gradient_checkpointing == "none"
     model = "actor_train.model_args"
-    assert (
-        f"{model}.disable_gradient_checkpointing: true is read as {model}.gradient_checkpointing=none; use that instead"
-        in texts
-    )
+    (recomputed,) = [text for text in texts if text.startswith(f"{model}.disable_gradient_checkpointing: true ")]
+    assert f" {model}.gradient_checkpointing=none;" in recomputed
     assert config.validation and config.validation.data_args and config.validation.data_args.messages == "messages"
     assert config.actor_train.model_args.lora_rank == 32
     assert config.actor_train.max_tokens_per_microbatch == 8192
@@ -268,8 +267,9 @@ def test_own_variable_must_be_used(folder: Path) -> None:
     assert isinstance(config, RlvrConfig)
     assert config.actor_train.device_mapping == tuple(range(16))
     assert config.max_steps == 7
-    with pytest.raises(ConfigError, match="steps: unknown key, with the value 7"):
+    with pytest.raises(ConfigError) as caught:
         jobs_of(folder)
+    assert coded(caught.value.faults) == [("unknown_key", "steps")]
 
 
 def test_own_experiment_may_extend_a_shipped_one(folder: Path) -> None:
@@ -315,12 +315,12 @@ def test_where_the_reference_runs(folder: Path, words: tuple[str, ...], referenc
 def test_missing_file_is_warning_in_dry_run(folder: Path) -> None:
     ((config, plan),) = jobs_of(folder)
     assert any(
-        warning.startswith("actor_train.data_args.file_name[0]: there is no file 'a.jsonl'")
+        warning.startswith("actor_train.data_args.file_name[0]: ") and "'a.jsonl'" in warning
         for warning in plan.warnings
     )
     with pytest.raises(ConfigError) as error:
         make_plan(config.model_copy(update={"dry_run": False}))
-    assert "actor_train.data_args.file_name[0]" in [fault.place for fault in error.value.faults]
+    assert ("not_found", "actor_train.data_args.file_name[0]") in coded(error.value.faults)
 
 
 def test_full_sync_rejects_engine_partly_on_trainer_devices(folder: Path) -> None:
@@ -369,8 +369,9 @@ def test_variable_may_lose_its_last_use_by_override(folder: Path) -> None:
     assert config.actor_train.model_args.lora_rank == 4
     said = [str(one.message) for one in caught if str(one.message).startswith(("lora", "reward_pretrain"))]
     assert [text.partition(":")[0] for text in said] == ["reward_pretrain"]  # ROLL's critic would start from it
-    with pytest.raises(ConfigError, match="lora_rank: unknown key, with the value 64"):
+    with pytest.raises(ConfigError) as refused:
         jobs_of(folder, *gone, "lora_rank=64")
+    assert coded(refused.value.faults) == [("unknown_key", "lora_rank")]
 
 
 def test_roll_reward_class_without_counterpart_is_a_fault(folder: Path) -> None:

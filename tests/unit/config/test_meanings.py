@@ -85,7 +85,7 @@ def test_ifeval_of_roll_has_its_repetition_penalty() -> None:
         "ifeval": 1.0,
         "repetition_penalty": 1.0,
     }
-    assert any(text.startswith("rewards.ifeval.worker_cls: read as the parts") for text in said)
+    assert any(text.startswith("rewards.ifeval.worker_cls: ") and "parts" in text for text in said)
 
 
 def test_a_file_of_roll_keeps_its_update_size() -> None:
@@ -207,10 +207,9 @@ def test_pipeline_of_roll_file_follows_from_roles(role: str) -> None:
         warnings.simplefilter("always")
         read_config(DictConfig(yaml.safe_load(text)), passing=(), imports=False)
     said = [str(one.message) for one in caught]
-    assert any(one.startswith("pipeline: missing, so it is ") for one in said)
-    assert any(
-        one.startswith("sequence_length: 512 is read as prompt_length=512 and response_length=512") for one in said
-    )
+    assert any(one.startswith("pipeline: ") for one in said)
+    (lengths,) = [one for one in said if one.startswith("sequence_length: 512 ")]
+    assert "prompt_length=512" in lengths and "response_length=512" in lengths
 
 
 def test_folder_named_roll_does_not_shadow_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,4 +258,4 @@ def test_the_updates_of_megatron_are_said(sizes: dict[str, int], rolls: int | No
     _, said = read("lora", MEGATRON | {"actor_train.strategy_args.strategy_config": sizes})
     found = [text for text in said if text.startswith("actor_train.training_args.gradient_accumulation_steps: ")]
     assert len(found) == (rolls is not None)
-    assert all(f"updates of {rolls} sequences in ROLL" in text and "have 512" in text for text in found)
+    assert all(f"updates of {rolls} " in text and "have 512" in text for text in found)

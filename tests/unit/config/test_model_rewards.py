@@ -19,6 +19,7 @@ from roll.config.roll_v2.translate import translate
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, ScorerConfig
 from roll.errors import ConfigError, Fault
+from tests.faults import coded
 
 ZERO = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
 SERVED = {"strategy_args": {"strategy_name": "vllm"}, "model_args": {"model_name_or_path": "some/judge"}}
@@ -149,11 +150,11 @@ def test_reward_model_refuses_keys_of_a_judge() -> None:
 def test_own_judge_prompt_must_contain_the_response(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     reward = {**INFERENCE, "judge_prompt": str(file)}
-    assert [text for text in plan_of(reward).warnings if f"there is no file '{file}'" in text]
+    assert [text for text in plan_of(reward).warnings if f"no file '{file}'" in text]
     file.write_text("{question}?")
     with pytest.raises(ConfigError) as error:
         plan_of(reward)
-    assert "the judge would not see the response" in error.value.faults[0].problem
+    assert coded(error.value.faults) == [("malformed", "rewards.llm_judge.judge_prompt")]
     file.write_text("{response}?")
     assert not [text for text in plan_of(reward).warnings if "judge_prompt" in text]
 
@@ -166,9 +167,7 @@ def test_a_model_is_no_part_of_a_sum() -> None:
 def test_the_variable_of_the_key_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_JUDGE", raising=False)
     warned = [text for text in plan_of({**API, "judge_api_key_env": "MY_JUDGE"}).warnings if "MY_JUDGE" in text]
-    assert len(warned) == 1 and warned[0].startswith(
-        "rewards.llm_judge.judge_api_key_env: the environment variable MY_JUDGE is not set"
-    )
+    assert len(warned) == 1 and warned[0].startswith("rewards.llm_judge.judge_api_key_env: ")
     monkeypatch.setenv("MY_JUDGE", "hush")
     plan = plan_of({**API, "judge_api_key_env": "MY_JUDGE"})
     assert not [text for text in plan.warnings if "MY_JUDGE" in text] and "hush" not in repr(plan)
@@ -180,9 +179,9 @@ def test_shared_devices_make_it_judge_after_the_rollout() -> None:
     plan = make_plan(config)
     assert plan.turns["rewards.llm_judge"] == {"actor_train", "actor_infer"}
     assert "rewards.llm_judge" in plan.turns["actor_infer"]
-    assert "Judging: rewards.llm_judge, once all responses of a step are generated" in arithmetic_lines(config, plan)
+    assert any(line.startswith("Judging: rewards.llm_judge, once all ") for line in arithmetic_lines(config, plan))
     alone = experiment({**INFERENCE, "device_mapping": [4, 5]})
-    assert "Judging: rewards.llm_judge, as responses finish" in arithmetic_lines(alone, make_plan(alone))
+    assert any(line.startswith("Judging: rewards.llm_judge, as ") for line in arithmetic_lines(alone, make_plan(alone)))
     assert not judged_in_turn(experiment({**INFERENCE, "device_mapping": [2, 3]}, time_sharing=False))
     assert not judged_in_turn(experiment({**INFERENCE, "device_mapping": [4, 5]}))
     assert not judged_in_turn(experiment(INFERENCE))

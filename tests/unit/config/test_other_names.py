@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import get_type_hints
 
@@ -110,9 +111,7 @@ def test_foreign_learning_rate_maps_to_pipeline_role() -> None:
     assert counterpart_of("lr", RlvrConfig) == "use actor_train.training_args.learning_rate"
     assert counterpart_of("lr", SftConfig) == "use sft_train.training_args.learning_rate"
     assert "ROLE is actor_train, sft_train" in str(counterpart_of("lr", ExperimentConfig))
-    assert (
-        counterpart_of("num_generations", DpoConfig) == "use num_return_sequences_in_group, a key of another pipeline"
-    )
+    assert str(counterpart_of("num_generations", DpoConfig)).startswith("use num_return_sequences_in_group, ")
     assert counterpart_of("teapot", RlvrConfig) is None
 
 
@@ -129,10 +128,9 @@ def test_beta_maps_to_kl_weight_only_in_rlvr() -> None:
 
 def test_foreign_block_is_mapped_key_by_key() -> None:
     block = {"actor": {"optim": {"lr": 1e-6}, "clip_ratio": 0.2}, "rollout": {"teapot": 1}}
-    assert counterparts_of_block("actor_rollout_ref", block, RlvrConfig) == (
-        "this is a block of verl; use these keys: "
-        "actor.optim.lr: use actor_train.training_args.learning_rate; actor.clip_ratio: use pg_clip"
-    )
+    said = str(counterparts_of_block("actor_rollout_ref", block, RlvrConfig))
+    assert " verl; " in said
+    assert said.endswith("actor.optim.lr: use actor_train.training_args.learning_rate; actor.clip_ratio: use pg_clip")
     assert counterparts_of_block("mine", {"teapot": 1}, RlvrConfig) is None
 
 
@@ -158,8 +156,5 @@ def test_every_foreign_name_is_refused_at_root(capsys: pytest.CaptureFixture[str
     names = [name for name in {**OTHER_NAMES, **OTHER_NAMES_IN_RLVR} if name not in ROLLS]
     assert main([*RLVR, *(f"{name}=1" for name in names)]) == 2
     said = capsys.readouterr().err
-    assert [
-        name
-        for name in names
-        if f"  {name}: unknown key, with the value 1\n    {counterpart_of(name, RlvrConfig)}\n" not in said
-    ] == []
+    remedies = dict(re.findall(r"^  (\w+): unknown key, .*\b1\n    (.*)$", said, re.MULTILINE))
+    assert [name for name in names if remedies.get(name) != counterpart_of(name, RlvrConfig)] == []

@@ -54,13 +54,13 @@ def test_a_native_template_that_refuses_says_so(
 def test_message_key_ignored_by_template_is_refused(
     tokenizer: PreTrainedTokenizerFast, template: Template, key: str
 ) -> None:
-    with pytest.raises(TemplateFault, match=f"has '{key}', which the template '{template}' does not write"):
+    with pytest.raises(TemplateFault, match=f"'{key}', .* '{template}'"):
         renderer(template, tokenizer)([USER, ASSISTANT | {key: ["add"]}], False)
 
 
 def test_native_needs_a_template(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    with pytest.raises(ValueError, match="has no chat template"):
+    with pytest.raises(ValueError, match="no chat template"):
         renderer("native", tokenizer)
 
 
@@ -447,7 +447,7 @@ def test_template_that_always_opens_turns_is_refused(tokenizer: PreTrainedTokeni
         "%}<|start|>assistant" + more
     )
     for conversation in ([USER, ASSISTANT], [USER, ASSISTANT, AGAIN, LAST]):
-        with pytest.raises(TemplateFault, match="opens a turn after the last message"):
+        with pytest.raises(TemplateFault, match="opens a turn"):
             learnt_pieces(tokenizer, opens, conversation)
 
 
@@ -479,7 +479,7 @@ def test_tool_call_without_turn_end_gets_one(tokenizer: PreTrainedTokenizerFast,
 
 @pytest.mark.parametrize("calls", ["add", [1], {"name": "add"}, [{"function": "add"}]])
 def test_calls_that_are_no_objects_are_refused(tokenizer: PreTrainedTokenizerFast, calls: Any) -> None:
-    with pytest.raises(TemplateFault, match="not a list of objects|is not an object|has no attribute"):
+    with pytest.raises(TemplateFault, match="tool_calls of|function of|no attribute"):
         learnt_pieces(tokenizer, END_IN_NEXT, [USER, ASSISTANT | {"tool_calls": calls}])
 
 

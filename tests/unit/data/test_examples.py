@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, 
 from roll.data.prompts import answered_encoder
 from roll.data.unwritten import UNWRITTEN
 from roll.errors import DataError
+from tests.faults import coded
 
 Write = Callable[..., str]
 MESSAGES = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
@@ -169,12 +171,14 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
     data_args = DataConfig.model_validate({"file_name": path, "template": "raw", "prompt": "q", "response": "a"})
     examples = prepare_examples(data_args, tokenizer, LengthLimits(20, 20), cache_folder=tmp_path / "cache")
     assert (len(examples), examples.too_long) == (1, {path: 2})
-    with pytest.raises(DataError, match="no example fits prompt_length 20 and response_length 1; 3 rows") as caught:
+    with pytest.raises(DataError, match="prompt_length 20 .* response_length 1; 3 rows") as caught:
         prepare_examples(data_args, tokenizer, LengthLimits(20, 1), cache_folder=tmp_path / "cache")
     prompt, response = (
         len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("q", f"a{tokenizer.eos_token}")
     )
-    assert f"the shortest prompt needs at least {prompt} tokens, the shortest response {response}" in str(caught.value)
+    (fault,) = caught.value.faults
+    assert (fault.code, fault.place) == ("too_large", path)
+    assert [int(number) for number in re.findall(r"\d+", fault.remedy)] == [prompt, response]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +201,9 @@ def test_bad_examples_are_faults(
 
 def test_a_missing_response_is_a_fault(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     path = write_jsonl([{"q": "One?"}])
-    with pytest.raises(DataError, match="column 'a' is missing"):
+    with pytest.raises(DataError, match="column 'a'") as caught:
         only(path, tmp_path, tokenizer, template="raw", prompt="q", response="a")
+    assert coded(caught.value.faults) == [("missing", f"{path}:1")]
 
 
 USER, YES = {"role": "user", "content": "What is one and one?"}, {"role": "assistant", "content": "The answer is two."}
@@ -287,7 +292,8 @@ def test_assistant_text_lost_by_template_is_fault(
 ) -> None:
     with pytest.raises(DataError) as caught:
         prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, {"role": "assistant", **last}]}, kind)
-    assert f"the template does not write {part} of the assistant's message 2" in caught.value.faults[0].problem
+    (fault,) = caught.value.faults
+    assert fault.code == "not_supported" and f" {part} of " in fault.problem and "message 2" in fault.problem
 
 
 def test_user_text_lost_by_template_is_fault(
@@ -412,8 +418,9 @@ def test_a_token_without_an_embedding_is_a_fault(
         return
     with pytest.raises(DataError) as caught:
         prepare_examples(columns, made, LengthLimits(100, 100), cache_folder=tmp_path, embedded=len(made) - missing)
-    assert caught.value.faults[0].place.endswith("rows.jsonl:2")
-    assert f"it has the token {len(made) - 1}" in caught.value.faults[0].problem
+    (fault,) = caught.value.faults
+    assert fault.code == "out_of_range" and fault.place.endswith("rows.jsonl:2")
+    assert f"token {len(made) - 1}," in fault.problem
 
 
 def with_spaces(kind: str) -> PreTrainedTokenizerFast:

@@ -44,14 +44,14 @@ def test_template_that_differs_from_library_uses_template_renderer(tmp_path: Pat
 
 def test_template_that_moves_system_message_refuses_one(tmp_path: Path) -> None:
     renderer = make_renderer(FORMATS["mistral"], make_tokenizer(FORMATS["mistral"]), tmp_path)
-    with pytest.raises(TemplateFault, match="moves the system message"):
+    with pytest.raises(TemplateFault, match="system message"):
         renderer.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}], ())
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma"])
 def test_tools_are_refused_where_calls_cannot_be_read(name: str, tmp_path: Path) -> None:
     renderer = make_renderer(FORMATS[name], make_tokenizer(FORMATS[name]), tmp_path)
-    with pytest.raises(TemplateFault, match="does not write tool calls"):
+    with pytest.raises(TemplateFault, match="tool calls"):
         renderer.render([{"role": "user", "content": "1+1?"}], TOOLS)
     assert (
         renderer.bridge(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from roll.data import tables
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.errors import ConfigError, DataError
 from tests import limits
+from tests.faults import coded
 
 Write = Callable[..., str]
 
@@ -130,11 +132,10 @@ def test_many_bad_rows_are_counted_by_reason(
     with pytest.raises(DataError) as caught:
         prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
     assert len(caught.value.faults) == 21
-    assert caught.value.faults[-1].place == path
-    assert (
-        caught.value.faults[-1].problem
-        == "35 of 36 rows cannot be used: 30 x 'prompt' is empty, 5 x 'prompt' is missing"
-    )
+    *named, counted = caught.value.faults
+    assert {fault.code for fault in named} == {"empty"}
+    assert (counted.code, counted.place) == ("unusable_rows", path)
+    assert re.findall(r"\d+ of \d+|\d+ x '\w+'", counted.problem) == ["35 of 36", "30 x 'prompt'", "5 x 'prompt'"]
 
 
 def test_fault_common_to_all_rows_is_summarised(
@@ -144,9 +145,9 @@ def test_fault_common_to_all_rows_is_summarised(
     with pytest.raises(DataError) as caught:
         prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
     *named, counted = caught.value.faults
-    assert [fault.place for fault in named] == [f"{path}:{number}" for number in (1, 2, 3)]
-    assert counted.problem == "30 of 30 rows cannot be used: 30 x 'prompt' is missing"
-    assert "data_args may not fit the file" in counted.remedy
+    assert coded(named) == [("missing", f"{path}:{number}") for number in (1, 2, 3)]
+    assert counted.code == "unusable_rows" and counted.problem.startswith("30 of 30 ")
+    assert "data_args" in counted.remedy
 
 
 def test_a_row_is_named_by_its_id(
@@ -179,9 +180,11 @@ def test_prompt_limit_is_inclusive_and_empty_set_raises(
     assert (
         len(prepare_prompts(arguments(path, template="raw"), tokenizer, longest, one_domain, tmp_path / "cache")) == 2
     )
-    with pytest.raises(DataError, match="all of its 2 prompts are longer than prompt_length, 1 tokens") as caught:
+    with pytest.raises(DataError) as caught:
         prepare_prompts(arguments(path, template="raw"), tokenizer, 1, one_domain, tmp_path / "cache")
-    assert f"the shortest prompt needs at least {shortest}, template included" in str(caught.value)
+    (fault,) = caught.value.faults
+    assert (fault.code, fault.place) == ("too_large", path)
+    assert "2 prompts" in fault.problem and "prompt_length, 1 " in fault.problem and f" {shortest}," in fault.remedy
 
 
 def test_tags_route_rows_to_domains(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -198,21 +201,24 @@ def test_rows_that_no_domain_takes_are_faults(
     )
     with pytest.raises(DataError) as caught:
         prepare_prompts(arguments(path), tokenizer, 100, two_domains(), tmp_path / "cache")
-    assert [(fault.place, fault.problem) for fault in caught.value.faults] == [
-        (f"{path}:2", "no reward domain includes the tag 'gsm8' (did you mean 'gsm8k'?)"),
-        (f"{path}:3", "column 'tag' is missing or empty, so no reward domain scores the row"),
-        (f"{path}:4", "'prompt' has no text"),
+    unknown, untagged, empty = caught.value.faults
+    assert coded(caught.value.faults) == [
+        ("unknown_name", f"{path}:2"),
+        ("missing", f"{path}:3"),
+        ("empty", f"{path}:4"),
     ]
+    assert "'gsm8' (did you mean 'gsm8k'?)" in unknown.problem
+    assert "'tag'" in untagged.problem and "'prompt'" in empty.problem
 
 
 def test_unknown_tag_is_fault_with_one_domain(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    with pytest.raises(DataError, match="no reward domain includes the tag 'other'"):
-        rewards = {"sums": RewardConfig.model_validate({})}
-        prepare_prompts(
-            arguments(write_jsonl([{"prompt": "p", "tag": "other"}])), tokenizer, 100, rewards, tmp_path / "cache"
-        )
+    rewards = {"sums": RewardConfig.model_validate({})}
+    path = write_jsonl([{"prompt": "p", "tag": "other"}])
+    with pytest.raises(DataError, match="'other'") as caught:
+        prepare_prompts(arguments(path), tokenizer, 100, rewards, tmp_path / "cache")
+    assert coded(caught.value.faults) == [("unknown_name", f"{path}:1")]
 
 
 def test_tag_claimed_by_two_domains_is_fault(
@@ -222,8 +228,9 @@ def test_tag_claimed_by_two_domains_is_fault(
         "math": RewardConfig.model_validate({"tag_included": ("code",)}),
         "code": RewardConfig.model_validate({}),
     }
-    with pytest.raises(ConfigError, match="claims the tag 'code', as does the domain 'math'"):
+    with pytest.raises(ConfigError, match="'code', .* 'math'") as caught:
         prepare_prompts(arguments(write_jsonl([{"prompt": "p"}])), tokenizer, 100, rewards, tmp_path / "cache")
+    assert coded(caught.value.faults) == [("duplicate", "rewards.code.tag_included")]
 
 
 def test_native_without_a_template_is_an_error(
@@ -250,21 +257,20 @@ def test_an_empty_file_is_an_error(
 def test_broken_parquet_file_raises_data_error(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
-    (tmp_path / "rows.parquet").write_bytes(b"PAR1 nothing")
-    with pytest.raises(DataError, match="is not a readable parquet file"):
-        prepare_prompts(arguments(str(tmp_path / "rows.parquet")), tokenizer, 100, one_domain, tmp_path / "cache")
+    (path := tmp_path / "rows.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(DataError, match="parquet file") as caught:
+        prepare_prompts(arguments(str(path)), tokenizer, 100, one_domain, tmp_path / "cache")
+    assert coded(caught.value.faults) == [("unreadable", str(path))]
 
 
 def test_a_cache_that_cannot_be_made_is_named(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(
-        DataError, match="cache/roll: the prepared rows cannot be written there: .*\n.*HF_DATASETS_CACHE"
-    ):
-        prepare_prompts(
-            arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, tmp_path / "cache" / "roll"
-        )
+    cache = tmp_path / "cache" / "roll"
+    with pytest.raises(DataError, match="HF_DATASETS_CACHE") as caught:
+        prepare_prompts(arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, cache)
+    assert coded(caught.value.faults) == [("not_writable", str(cache))]
 
 
 def test_a_full_disk_is_named(
@@ -278,8 +284,9 @@ def test_a_full_disk_is_named(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ArrowWriter, "finalize", full)
-    with pytest.raises(DataError, match="cache: the prepared rows cannot be written there: .*No space left"):
+    with pytest.raises(DataError, match="No space left") as caught:
         prepare_prompts(arguments(write_jsonl([{"prompt": "One?"}])), tokenizer, 100, one_domain, tmp_path / "cache")
+    assert coded(caught.value.faults) == [("not_writable", str(tmp_path / "cache"))]
 
 
 def test_the_second_preparation_does_not_tokenise(

@@ -15,6 +15,7 @@ from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
 from roll.errors import BadInput
 from roll.types import Ints
+from tests.faults import coded
 
 USER = {"role": "user", "content": "1+1?"}
 TOOLS = [
@@ -169,5 +170,6 @@ def test_a_template_that_drops_thinking_is_refused(tokenizer: PreTrainedTokenize
         "%}"
         "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
     )
-    with pytest.raises(BadInput, match="differently once other messages follow"):
+    with pytest.raises(BadInput, match="'tiny' .* 'native': .* differently once") as caught:
         chat_renderer(tokenizer, "tiny", "native")
+    assert coded(caught.value.faults) == [("not_supported", "environments")]

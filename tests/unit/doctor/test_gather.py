@@ -100,7 +100,7 @@ def test_folder_probe_leaves_no_trace(tmp_path: Path) -> None:
     folder = probe_folder("models", wished, existing(wished), "fix it")
     assert folder.problem is None and folder.path == str(wished) and folder.free > 0
     assert list(tmp_path.iterdir()) == []
-    assert probe_folder("models", wished, wished, "fix it").problem == "No such file or directory"
+    assert probe_folder("models", wished, wished, "fix it").problem == os.strerror(errno.ENOENT)
     assert probe_folder("models", Path("/proc/x"), existing(Path("/proc/x")), "fix it").problem
 
 
@@ -109,7 +109,7 @@ def test_a_full_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    assert probe_folder("temporary files", tmp_path, tmp_path, "fix it").problem == "No space left on device"
+    assert probe_folder("temporary files", tmp_path, tmp_path, "fix it").problem == os.strerror(errno.ENOSPC)
 
 
 PATIENT = f"""

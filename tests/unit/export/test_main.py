@@ -42,7 +42,7 @@ def test_export_path_that_cannot_be_folder_is_refused(
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "policy"
     assert main([str(checkpoint), str(out)]) == 2
-    assert f"out: '{out}' cannot be created: " in capsys.readouterr().err
+    assert f"out: '{out}' cannot be created" in capsys.readouterr().err
 
 
 def test_export_names_missing_base_model(
@@ -63,10 +63,10 @@ def test_failed_export_leaves_nothing_behind_each_time(
 
     def fail(found: CheckpointSource, folder: Path, exact: bool) -> None:
         (folder / "model-00001.safetensors").write_bytes(b"half")
-        raise CheckpointError("it holds no weights of lm_head.weight")
+        raise CheckpointError("lm_head.weight")
 
     monkeypatch.setattr(convert, "write_hf", fail)
     for _ in range(2):
         assert main([str(checkpoint), str(out)]) == 3
-        assert "it holds no weights of lm_head.weight" in capsys.readouterr().err
+        assert capsys.readouterr().err.strip() == "lm_head.weight"
         assert not list(tmp_path.iterdir())

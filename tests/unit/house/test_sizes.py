@@ -19,7 +19,7 @@ FILE_LINES = 700
 FUNCTION_LINES = 60
 TEST_NAME_WORDS = 8
 """After `test_`: subject, condition, result."""
-QUOTED_SENTENCES = 120
+QUOTED_SENTENCES = 9
 """Most assertions that may quote a sentence of a message. Lower it when the number falls; never raise it."""
 LINE_LENGTH = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["line-length"]
 
