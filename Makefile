@@ -2,7 +2,7 @@
 # make demo         install, then train a tiny model end to end on the CPU
 # make agent-demo   install, then train a tiny agent with a tool on the CPU
 # make pictures     run the demo, then draw the README's pictures of it
-# make test         install, then run the tests of every part
+# make test         install, then run the tests of every part, in two halves side by side: test-parts and test-engines
 # make test-all     install, then run all tests, including test matrices, every recipe and clusters; Hypothesis draws new random examples
 # make docs         install, then compare the pages with the source and run their commands and code
 # make lint         install, then run ruff and pyright
@@ -12,7 +12,11 @@ KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PACKAGES := .venv/packages-$(KIND)
 ROLL := .venv/roll-$(KIND)
 
-.PHONY: demo agent-demo pictures test test-all docs lint install
+# The two halves of `make test`. One starts engines, which wait for each other and leave a core idle, and the other does not.
+PARTS := tests/unit tests/bad_input
+ENGINES := tests/engines tests/integration tests/gpu
+
+.PHONY: demo agent-demo pictures test test-parts test-engines test-all docs lint install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -27,7 +31,14 @@ pictures: demo
 	@.venv/bin/python examples/tiny/pictures.py
 
 test: $(ROLL)
-	.venv/bin/python -m pytest -m "not full" --durations=20
+	@echo "Two halves of the tests run side by side: each prints its report at its end."
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-parts test-engines
+
+test-parts: $(ROLL)
+	.venv/bin/python -m pytest $(PARTS) -m "not full" --durations=20
+
+test-engines: $(ROLL)
+	.venv/bin/python -m pytest $(ENGINES) -m "not full" --durations=20
 
 test-all: $(ROLL)
 	.venv/bin/python -m pytest --hypothesis-profile=random

@@ -180,14 +180,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def leaves_nothing() -> Iterator[Callable[[], None]]:
     """Return a function that checks that no process, shared memory or temporary folder of the test is left on the
     machine.
-    """
-    before = _traces()
 
-    def left() -> dict[str, set[str]]:
-        return {kind: found - before[kind] for kind, found in _traces().items()}
+    Other tests may run beside this one, as in `make test`. Their processes do not count, and a file that one of them
+    makes after the test's end does not either.
+    """
+    processes, files = _processes(), _files()
 
     def check() -> None:
-        limits.until(lambda: not any(left().values()), "what the test started is gone", limits.END, left)
+        made = _files() - files
+
+        def left() -> set[str]:
+            return (_processes() - processes) | (_files() & made)
+
+        limits.until(lambda: not left(), "what the test started is gone", limits.END, left)
 
     yield check
 
@@ -201,10 +206,20 @@ def _in_container(pid: int) -> bool:
     return False
 
 
-def _traces() -> dict[str, set[str]]:
-    """Return processes of Ray, vLLM, runs and rewards, files in shared memory, and temporary folders of runs and of
-    Ray.
-    """
+def _of_other_tests(process: psutil.Process) -> bool:
+    """Return whether another session of pytest started a process. An orphan may be from this one."""
+    here = {psutil.Process(), *psutil.Process().parents()}
+    with suppress(psutil.Error):
+        for parent in process.parents():
+            if parent in here:
+                return False
+            if "pytest" in " ".join(parent.cmdline()):
+                return True
+    return False
+
+
+def _processes() -> set[str]:
+    """Return the processes of Ray, vLLM, runs and rewards, without those of other tests."""
     names = (
         "ray::",
         "raylet",
@@ -215,16 +230,18 @@ def _traces() -> dict[str, set[str]]:
         "roll.agents.environments.child",
         "roll.pipeline",
     )
-    processes = set()
+    found = set()
     for process in psutil.process_iter(["pid", "name", "cmdline"]):
         line = f"{process.info['name']} {' '.join(process.info['cmdline'] or ())}"
-        if any(name in line for name in names) and not _in_container(process.info["pid"]):
-            processes.add(f"{process.info['pid']} {line[:120]}")
-    temporary = {
-        path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).iterdir() if path.name.startswith(("roll-", "ray"))
-    }
+        if any(name in line for name in names) and not (_in_container(process.pid) or _of_other_tests(process)):
+            found.add(f"{process.pid} {line[:120]}")
+    return found
+
+
+def _files() -> set[str]:
+    """Return the files in shared memory, and the temporary folders of runs and of Ray."""
+    temporary = Path(os.environ.get("TMPDIR", "/tmp")).iterdir()
     return {
-        "processes": processes,
-        "shared memory": {path.name for path in Path("/dev/shm").iterdir()},
-        "temporary": temporary,
+        *map(str, Path("/dev/shm").iterdir()),
+        *(str(path) for path in temporary if path.name.startswith(("roll-", "ray"))),
     }

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
@@ -42,6 +43,12 @@ def test_a_workflow_holds_no_secret_and_pins_actions(workflow: Path) -> None:
     assert used and all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in used)
 
 
+def test_both_halves_cover_every_test_folder() -> None:
+    halves = [line.split() for line in re.findall(r"^(?:PARTS|ENGINES) := (.+)$", MAKEFILE, re.MULTILINE)]
+    folders = {f"tests/{file.relative_to(ROOT / 'tests').parts[0]}" for file in (ROOT / "tests").rglob("test_*.py")}
+    assert len(halves) == 2 and sorted(halves[0] + halves[1]) == sorted(folders)
+
+
 def test_workflows_use_the_least_supported_python() -> None:
     least = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
     versions = [
@@ -56,7 +63,7 @@ def test_workflows_use_the_least_supported_python() -> None:
 
 def test_hooks_run_the_checkers_of_lint() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
-    lint = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nlint:")[2]
+    lint = MAKEFILE.partition("\nlint:")[2]
     entries = [hook["entry"].removesuffix(" --force-exclude") for hook in hooks]
     assert entries == [".venv/bin/ruff check", ".venv/bin/ruff format"] and all(entry in lint for entry in entries)
 
