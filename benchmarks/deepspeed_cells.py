@@ -28,7 +28,8 @@ from roll.backend import Rank
 from roll.config.schema.model import ModelConfig
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
-from roll.models.load import PackedModel, load_policy
+from roll.models.load import load_policy
+from roll.models.packed import PackedModel
 from roll.models.student import PackedTeacher, student_loader
 from roll.models.value import load_scores, load_values
 from roll.training.actor_train import TrainShape, merge, micro_batches_of

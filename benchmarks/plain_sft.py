@@ -26,7 +26,7 @@ from roll.config.load.loader import checked_config
 from roll.config.plan.memory import compiles
 from roll.config.schema.offline import SftConfig
 from roll.data.sampler import ExampleSampler
-from roll.models.packed_score import packed_inputs
+from roll.models.packed import packed_inputs
 from roll.runs.offline.batches import given_batch
 from roll.runs.offline.wiring import prepare_rows
 from roll.runs.role_models import model_shape

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from roll.backend import GenerateStrategy, Rank, RewardStrategy, TeachStrategy, TrainStrategy
-    from roll.models.load import PackedModel
+    from roll.models.packed import PackedModel
 
 S = TypeVar("S", covariant=True)
 ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"

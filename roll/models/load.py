@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,6 @@ from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     set_seed,
@@ -36,8 +34,8 @@ from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
 from roll.models.attention import delta_layers, has_delta_layers, pack_delta_layers
-from roll.models.head import LogProbHead
-from roll.models.sequence_parallel import ATTENTION, BY_LENGTH, Attention, TokenShare, gather_values, over_ranks
+from roll.models.packed import LogProbHead, PackedPolicy
+from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 
 LOGIT_KEYS = (
     "final_logit_softcapping",
@@ -73,23 +71,10 @@ def not_packable(model: PreTrainedModel) -> str | None:
     return None
 
 
-def longest_packable(config: PreTrainedConfig) -> int | None:
-    """Return the sequence length up to which the rotary embedding does not depend on the longest sequence in the row.
-
-    None if it never depends on it.
-    """
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") not in BY_LENGTH:
-        return None
-    known = (rope.get("original_max_position_embeddings"), getattr(text, "original_max_position_embeddings", None))
-    return next((length for length in known if length), text.max_position_embeddings)
-
-
 FLASH = "roll_flash"
 FUSED = {"rope": True, "rms_norm": True, "swiglu": True}
 PLAIN = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-"""Liger options that stay off, because Liger's losses would replace the head of `models.head`."""
+"""Liger options that stay off, because Liger's losses would replace the head of `models.packed`."""
 
 
 def register_flash() -> str:
@@ -164,114 +149,6 @@ def _no_liger(why: str, remedy: str, code: FaultCode) -> ConfigError:
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-@dataclass(frozen=True)
-class PackedInputs:
-    """One micro-batch on the model's device."""
-
-    token_ids: Tensor
-    """[T] int64"""
-    position_ids: Tensor
-    """[T] int64, positions within each sequence, starting at 0."""
-    cu_seq_lens: Tensor
-    """[N + 1] int32, start of each sequence, and the end of the last one."""
-    max_length: int
-    """Number of tokens of the longest sequence."""
-    scored: Tensor
-    """[S] int64, positions t > 0 of the tokens to score. Token t is predicted from the state at t - 1."""
-    temperature: float = 1.0
-    """Divisor of the logits."""
-    teacher_states: Tensor | None = None
-    """fp32 [S, H'], the teacher's output for the scored tokens, or for those of this rank's share; or None."""
-    share: TokenShare | None = None
-    """The tokens that this rank runs through the layers, with sequence parallelism. T is then padded to a multiple of
-    the number of ranks. The padding is a separate sequence without scored tokens.
-    """
-
-
-class PackedModel(nn.Module):
-    """A causal transformer over packed sequences. Subclasses define the outputs.
-
-    The forward pass accepts `PackedInputs` and returns a tuple of tensors with one row per scored token. Scoring uses
-    the first one.
-    """
-
-    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
-        super().__init__()
-        self.model = model
-        self._longest = longest_packable(self.causal.config)
-
-    @property
-    def causal(self) -> PreTrainedModel:
-        """Return the transformers model, without its adapter wrapper if there is one."""
-        causal = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        assert isinstance(causal, PreTrainedModel)
-        return causal
-
-    def hidden(self, inputs: PackedInputs) -> Tensor:
-        """Return the normalised states of the last layer, [T, H], or only those of the rank's share. State t depends on
-        tokens up to t.
-
-        Raises:
-            ValueError: a sequence is too long for packing; see `longest_packable`.
-        """
-        if self._longest is not None and inputs.max_length > self._longest:
-            problem = (
-                f"sequences of {inputs.max_length} tokens exceed {self._longest}, the longest that this model supports "
-                f"when packed"
-            )
-            raise ValueError(
-                f"{problem}, because its rotary embedding depends on the length: shorten prompt_length and "
-                f"response_length"
-            )
-        mine = slice(None) if inputs.share is None else inputs.share.tokens
-        return self.causal.base_model(
-            input_ids=inputs.token_ids[mine][None],
-            position_ids=inputs.position_ids[mine][None],
-            use_cache=False,
-            cu_seq_lens_q=inputs.cu_seq_lens,
-            cu_seq_lens_k=inputs.cu_seq_lens,
-            max_length_q=inputs.max_length,
-            max_length_k=inputs.max_length,
-            **({} if inputs.share is None else {"over": inputs.share.group}),
-        ).last_hidden_state[0]
-
-    def of_scored(
-        self, inputs: PackedInputs, back: int, compute: Callable[[Tensor, slice], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
-        """Return the outputs of `compute`, [S] each, for the states `back` tokens before the scored tokens.
-
-        `compute` is called with states [K, H] and the slice of the scored tokens that they belong to: all, or those of
-        this rank's share.
-        """
-        share, hidden = inputs.share, self.hidden(inputs)
-        # Unlike indexing, index_select does not sort the rows in its backward pass.
-        if share is None:
-            return compute(hidden.index_select(0, inputs.scored - back), slice(None))
-        rows = share.rows(back)
-        states = hidden.index_select(0, inputs.scored[rows] - back - share.tokens.start)
-        return gather_values(compute(states, rows), share.counts(back), share.group)
-
-
-class PackedPolicy(PackedModel):
-    """A model whose forward pass returns log-probs and entropies of chosen tokens instead of logits."""
-
-    def forward(self, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        """Return fp32 [S] log-probs and fp32 [S] entropies of the tokens at `inputs.scored`."""
-        return self.scored(inputs)
-
-    def scored(
-        self, inputs: PackedInputs, more: Callable[[Tensor, Tensor], Tensor] | None = None
-    ) -> tuple[Tensor, ...]:
-        """Return the outputs of `forward`, followed by the result of `more` if given.
-
-        `more` is called with hidden states [S, H], or those of this rank's share, and the output matrix [V, H].
-        """
-        head = self.causal.get_output_embeddings()
-        assert isinstance(head, LogProbHead)
-        targets = inputs.token_ids[inputs.scored]
-        return self.of_scored(inputs, 1, lambda states, rows: head(states, targets[rows], inputs.temperature, more))
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -39,8 +39,8 @@ from roll.algorithms.divergence import Divergence
 from roll.config.plan.memory import head_tokens
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
-from roll.models.head import LogProbHead, add_product, logits_of
-from roll.models.load import DTYPES, PackedInputs, PackedModel, PackedPolicy, load_policy, unreadable
+from roll.models.load import DTYPES, load_policy, unreadable
+from roll.models.packed import LogProbHead, PackedInputs, PackedModel, PackedPolicy, add_product, logits_of
 
 EXACT = 1 << 24
 """Largest n such that fp32 represents all integers from 0 to n exactly. Token ids are sent as fp32."""

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from roll.config.derived.model_shape import is_seeing_hybrid
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
-from roll.models.load import DTYPES, PackedInputs, PackedModel, add_lora, load_tokenizer, pretrained, unreadable
+from roll.models.load import DTYPES, add_lora, load_tokenizer, pretrained, unreadable
+from roll.models.packed import PackedInputs, PackedModel
 from roll.types import Bools, Ints
 
 HEAD = "score"

@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +17,13 @@ from roll.errors import ConfigError, Fault
 from roll.runs.changed_keys import Change, changes, recorded
 from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState
 from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.device_phases import DevicePhases
 from roll.runs.position import Epochs, Position
 
 LOG = logging.getLogger(__name__)
 EXPORT = "export"
+CRITIC_FOLDER = "critic"
+"""Name of the critic's folder in that of the policy's state."""
 CONFIG_FILE = "config.yaml"
 """Name of the file in a run folder with the configuration of its latest start."""
 
@@ -231,3 +235,50 @@ def _config_of_checkpoint(checkpoint: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
+
+
+class Restorable(Protocol):
+    """A role with state in checkpoints."""
+
+    async def save(self, folder: Path) -> None:
+        """Write the training state, so that training continues exactly after `load`."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Restore the training state that `save` wrote."""
+        ...
+
+
+@dataclass(frozen=True)
+class OnloadedTrainer:
+    """Implements `Trainer`: brings each role onto its devices before its state is written or read.
+
+    The critic's state is in a subfolder. Only the policy is exported.
+    """
+
+    phases: DevicePhases
+    role: str
+    """Name of the policy's role."""
+    policy: Trainer
+    critic: Restorable | None = None
+
+    async def save(self, folder: Path) -> None:
+        """See `Trainer`."""
+        await self.phases.checkpoint(self.role)
+        await self.policy.save(folder)
+        if self.critic:
+            await self.phases.checkpoint("critic")
+            await self.critic.save(folder / CRITIC_FOLDER)
+
+    async def load(self, folder: Path) -> None:
+        """See `Trainer`."""
+        await self.phases.checkpoint(self.role)
+        await self.policy.load(folder)
+        if self.critic:
+            await self.phases.checkpoint("critic")
+            await self.critic.load(folder / CRITIC_FOLDER)
+
+    async def export(self, folder: Path) -> None:
+        """See `Trainer`."""
+        await self.phases.checkpoint(self.role)
+        await self.policy.export(folder)

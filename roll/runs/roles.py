@@ -41,7 +41,8 @@ from roll.config.schema.roles import (
 )
 from roll.engines.actor_infer import ActorInfer
 from roll.engines.pool import Running, running_limits
-from roll.models.load import PackedPolicy, load_policy
+from roll.models.load import load_policy
+from roll.models.packed import PackedPolicy
 from roll.models.value import load_values
 from roll.ray.cluster import RECORD, ClusterSession
 from roll.ray.device_sharing import ColocatedRole, DeviceSharing, lines

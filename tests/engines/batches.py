@@ -11,7 +11,7 @@ import torch
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import load_causal_model
-from roll.models.packed_score import spread_to_tokens
+from roll.models.packed import spread_to_tokens
 from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Floats, TrainBatch
 from tests.engines.plain import token_statistics

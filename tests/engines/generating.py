@@ -19,8 +19,8 @@ from roll.engines.hf.settings import HfGenerateSettings
 from roll.engines.hf.strategy import HfGenerate
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.models.export import adapter_config
-from roll.models.load import PackedPolicy, add_lora, load_causal_model
-from roll.models.packed_score import packed_inputs
+from roll.models.load import add_lora, load_causal_model
+from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.weights import WeightView
 from roll.types import Bools, Completion, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket

@@ -19,8 +19,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 from roll.algorithms.losses import NegativeLogLikelihood
 from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.data import packing
-from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_score import packed_inputs, spread_to_tokens
+from roll.models.load import load_causal_model
+from roll.models.packed import PackedPolicy, packed_inputs, spread_to_tokens
 from roll.training.actor_train import TrainShape, merge, micro_batches_of
 from roll.types import Floats, TrainBatch
 from tests.engines.ranks import run_ranks

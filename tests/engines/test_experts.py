@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roll.models.load import PackedPolicy
+from roll.models.packed import PackedPolicy
 from roll.types import Sampling
 from tests.engines.generating import PROMPTS, Running, adapted, engine_log_probs, log_probs, policy, running
 

@@ -21,7 +21,8 @@ from roll.config.schema.model import TrainingConfig
 from roll.data.examples import Example, ExampleSequence, ExampleSet
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
-from roll.models.load import PackedPolicy, load_policy
+from roll.models.load import load_policy
+from roll.models.packed import PackedPolicy
 from roll.models.student import PackedTeacher, student_loader
 from roll.models.value import load_scores
 from roll.ray.group import WorkerGroup

@@ -13,8 +13,8 @@ import torch
 from roll.backend import Rank
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
-from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_score import packed_inputs
+from roll.models.load import load_causal_model
+from roll.models.packed import PackedPolicy, packed_inputs
 from roll.types import Floats, Sequences
 from tests.engines.ranks import run_ranks
 from tests.engines.training import SEED, TEMPERATURE, Case, trainer

@@ -14,8 +14,7 @@ from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.hf.strategy import HfScore
-from roll.models.load import PackedPolicy
-from roll.models.packed_score import spread_to_tokens
+from roll.models.packed import PackedPolicy, spread_to_tokens
 from roll.types import Floats, Sequences
 from tests import limits
 from tests.engines.plain import token_statistics

@@ -17,7 +17,7 @@ from roll.algorithms.objectives import Cispo, Gspo, KlCov, PolicyLoss, Ppo
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.load import load_causal_model
-from roll.models.packed_score import spread_to_tokens
+from roll.models.packed import spread_to_tokens
 from roll.training.actor_train import TrainShape, micro_batches_of
 from roll.types import Floats, TrainBatch
 from tests.engines.plain import token_statistics

@@ -26,7 +26,8 @@ from transformers import (
 
 from roll.backend import Rank
 from roll.errors import CheckpointError, ConfigError
-from roll.models.load import PackedPolicy, load_causal_model
+from roll.models.load import load_causal_model
+from roll.models.packed import PackedPolicy
 from roll.training.actor_train import merge
 from roll.types import TrainBatch
 from tests import limits

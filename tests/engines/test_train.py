@@ -16,8 +16,8 @@ from torch import Tensor
 
 from roll.backend import MicroBatch
 from roll.data import packing
-from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_score import packed_inputs, spread_to_tokens
+from roll.models.load import load_causal_model
+from roll.models.packed import PackedPolicy, packed_inputs, spread_to_tokens
 from roll.training.actor_train import merge
 from roll.types import Floats, Sequences, TrainBatch
 from tests.engines.batches import FP32, LENGTHS, SPANNING_SEQUENCE, make_batch, shares, take

@@ -20,7 +20,8 @@ from roll.algorithms.objectives import PolicyLoss
 from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.schema.model import ModelConfig, TrainingConfig
-from roll.models.load import PackedPolicy, load_policy
+from roll.models.load import load_policy
+from roll.models.packed import PackedPolicy
 from roll.training.deepspeed.settings import DeepSpeedConfig, ShardedScoreSettings, TrainSettings
 from roll.types import Floats, Sequences
 from roll.weight_sync.bucket import plan_buckets, read_bucket

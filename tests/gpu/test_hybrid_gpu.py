@@ -14,7 +14,7 @@ from benchmarks.models import draw_prompts
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.models.load import load_policy
-from roll.models.packed_score import packed_inputs
+from roll.models.packed import packed_inputs
 from roll.types import Sequences
 from tests.gpu.conftest import PROMPT_TOKENS, PROMPTS, ROOT, Runs
 from tests.gpu.test_rlvr_gpu import KV_CACHE_BYTES, Case, check, overrides

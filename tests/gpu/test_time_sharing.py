@@ -25,8 +25,9 @@ from roll.data import packing
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.errors import WeightSyncError
-from roll.models.load import PackedPolicy, load_causal_model
+from roll.models.load import load_causal_model
 from roll.models.offload import storages, tensors_in
+from roll.models.packed import PackedPolicy
 from roll.models.weights import WeightView
 from roll.ray.process import MemoryMonitor, held_by, nvml
 from roll.training.actor_train import TrainShape, micro_batches_of

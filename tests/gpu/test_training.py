@@ -20,8 +20,8 @@ from roll.backend import MicroBatch, Rank
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.data import packing
 from roll.data.packing import loss_weights
-from roll.models.head import chunked_log_probs
 from roll.models.load import load_policy
+from roll.models.packed import chunked_log_probs
 from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
 from roll.types import TrainBatch
 from tests import limits
@@ -44,7 +44,7 @@ def whole_formula(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tens
 def test_the_compiled_head_against_float64(
     dtype: torch.dtype, entropy_coef: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.models.head.head_tokens", lambda vocabulary: 128)
+    monkeypatch.setattr("roll.models.packed.head_tokens", lambda vocabulary: 128)
     generator = torch.Generator("cuda").manual_seed(0)
     hidden = torch.randn(700, 256, device="cuda", generator=generator).to(dtype).requires_grad_()
     weight = torch.randn(5000, 256, device="cuda", generator=generator).div(8).to(dtype).requires_grad_()

@@ -20,8 +20,8 @@ from roll.data.packing import concatenate
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.export import adapter_config
-from roll.models.load import PackedPolicy, add_lora, load_causal_model
-from roll.models.packed_score import packed_inputs
+from roll.models.load import add_lora, load_causal_model
+from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.weights import WeightView
 from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, plan_buckets, write_adapter

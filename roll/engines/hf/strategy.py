@@ -23,7 +23,7 @@ from roll.models.layers import compile_layers
 from roll.models.load import load_causal_model, load_tokenizer
 from roll.models.memory_guard import FEWER_TOKENS, readable_memory_errors
 from roll.models.offload import Offload, tensors_in
-from roll.models.packed_score import PackedScore, packed_inputs
+from roll.models.packed import PackedScore, packed_inputs
 from roll.models.thinking import ResponseTexts
 from roll.models.value import load_reward_model
 from roll.system.signs import announce

@@ -37,9 +37,9 @@ from roll.data.prompts import warn_of_rows
 from roll.data.sampler import ExampleSampler
 from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.models.value import load_scores, pad_token, scored_token
+from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases, untimed
 from roll.runs.interrupt import Interrupt
-from roll.runs.learning import OnloadedTrainer
 from roll.runs.meter import meter_of
 from roll.runs.offline import loop as offline
 from roll.runs.offline.batches import Ask, Batches, MakeBatch, Models, given_batch, mismatched

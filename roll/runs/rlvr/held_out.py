@@ -19,12 +19,20 @@ from roll.rewards.reward_workers import ModelReward
 from roll.rollout.group import GroupSampler
 from roll.runs.device_phases import DevicePhases
 from roll.runs.notices import held_out_watches
-from roll.runs.rlvr.environments import EpisodeParts, gateway_of, listening, renderer_of
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.validation import Evaluator
-from roll.runs.rlvr.wiring import evaluators, held_out_ends, held_out_prompts, in_turn
+from roll.runs.rlvr.wiring import (
+    EpisodeParts,
+    evaluators,
+    gateway_of,
+    held_out_ends,
+    held_out_prompts,
+    in_turn,
+    listening,
+    renderer_of,
+)
 from roll.runs.role_models import model_path
 from roll.runs.roles import Roles, is_trainer_side
 from roll.tracking.base import Watch

@@ -1,4 +1,4 @@
-"""Reinforcement learning from verifiable rewards: the loop.
+"""Reinforcement learning from verifiable rewards: the loop, the optimizer updates of a step, and its measurements.
 
       scheduler ──groups──▶ experience ──▶ reference, critic ──▶ advantages ──▶ actor_train, critic
           ▲                                                                       │
@@ -24,11 +24,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from statistics import mean
+from typing import Protocol
 
 from roll.agents.environment_workers import EnvironmentWorkers
 from roll.agents.episodes import episode_metrics
+from roll.algorithms.losses import Loss
 from roll.backend import EngineActivity
 from roll.engines.actor_infer import ActorInfer
+from roll.ray.device_sharing import run_together
 from roll.rewards.reward_workers import ModelReward
 from roll.rollout.batch import CreditAssignment, Shaping, experience, rollout_metrics, token_count
 from roll.rollout.filters import usable
@@ -37,7 +40,6 @@ from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
-from roll.runs.learning import Learning
 from roll.runs.meter import Meter
 from roll.runs.position import Position
 from roll.runs.rlvr.engine_sync import EngineSync
@@ -46,7 +48,7 @@ from roll.runs.rlvr.validation import Validation
 from roll.runs.teacher import StepTeachers
 from roll.tracking.base import Tracker
 from roll.training.actor_train import ActorTrain, Critic
-from roll.types import Metrics, RolloutGroup
+from roll.types import Metrics, RolloutGroup, TrainBatch
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,6 @@ class Rlvr:
     shaping: Shaping
     credit: CreditAssignment
     max_steps: int
-
-
-async def _record_unscored(run: Rlvr, groups: Sequence[RolloutGroup], position: Position) -> None:
-    """Record a step without any verdict, so that the console, metrics and samples show what ends the run."""
-    metrics = rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
-    run.tracker.log(position.step + 1, metrics | await run.meter.step(groups))
-    run.tracker.samples(position.step + 1, groups)
 
 
 async def train_rlvr(run: Rlvr, position: Position) -> Position:
@@ -128,6 +123,63 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
         with run.meter.part("checkpoint"):
             await run.checkpointer.save_if_due(position)
     return position
+
+
+async def _record_unscored(run: Rlvr, groups: Sequence[RolloutGroup], position: Position) -> None:
+    """Record a step without any verdict, so that the console, metrics and samples show what ends the run."""
+    metrics = rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
+    run.tracker.log(position.step + 1, metrics | await run.meter.step(groups))
+    run.tracker.samples(position.step + 1, groups)
+
+
+class Learner(Protocol):
+    """A role that learns: the policy or the critic."""
+
+    async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
+        """Run all optimizer updates of a step. `policy_version` is the version before the updates."""
+        ...
+
+
+@dataclass(frozen=True)
+class CriticLearning:
+    """Settings of the critic's updates."""
+
+    learner: Learner
+    loss: Loss
+    warmup: int
+    """Number of initial steps in which only the critic learns. The policy does not change, but is synced again."""
+    at_once: bool
+    """Whether policy and critic learn concurrently, on separate devices. Otherwise the critic learns first."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Runs the updates of a step."""
+
+    phases: DevicePhases
+    policy: Learner
+    loss: Loss
+    updates: int
+    critic: CriticLearning | None = None
+
+    async def update(self, batch: TrainBatch, position: Position) -> tuple[Metrics, Position]:
+        """Run the updates. Return their metrics and the position after the step."""
+        version, critic = position.policy_version, self.critic
+        policy_learns = critic is None or position.step >= critic.warmup
+        parts: list[Metrics] = []
+        if critic and critic.at_once:
+            await self.phases.training("actor_train", "critic")
+            policy = [self.policy.train_step(batch, self.loss, version)] if policy_learns else []
+            parts += await run_together([critic.learner.train_step(batch, critic.loss, version), *policy])
+        else:
+            if critic:
+                await self.phases.training("critic")
+                parts.append(await critic.learner.train_step(batch, critic.loss, version))
+            if policy_learns:
+                await self.phases.training("actor_train")
+                parts.append(await self.policy.train_step(batch, self.loss, version))
+        metrics = {name: value for part in parts for name, value in part.items()}
+        return metrics, Position(position.step + 1, version + (self.updates if policy_learns else 0))
 
 
 @dataclass(frozen=True)

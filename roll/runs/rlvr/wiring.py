@@ -1,41 +1,52 @@
-"""Wires RLVR: builds the parts of the loop from the configuration.
-
-Wires the updates of an RLVR step, with and without a critic.
-
-Builds the loss of reinforcement learning from the configuration.
-
-Builds the group filters, which tell the scheduler whether to keep a group.
-"""
+"""Wires RLVR: prepares the data and the models, and builds the parts of the loop from the configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
 from transformers import PreTrainedTokenizerBase
 
-from roll.agents.episode_groups import HELD_OUT, TRAINING
+from roll.agents.environment_workers import EnvironmentWorkers
+from roll.agents.episode_groups import HELD_OUT, TRAINING, EpisodeGroups, SampledByDomain
+from roll.agents.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
+from roll.agents.gateway.agent import command_for
+from roll.agents.gateway.episodes import Agent, AgentEpisodes
+from roll.agents.gateway.server import Gateway, GatewayBounds
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.corrections import Correction, MismatchCorrection
 from roll.algorithms.divergence import DistilledPolicy
 from roll.algorithms.losses import Loss, ValueLoss
 from roll.algorithms.objectives import OBJECTIVES, Objective, PolicyLoss
 from roll.algorithms.shaping import Overlong
+from roll.config.derived.batch import longest_sequence
 from roll.config.derived.domains import own_tasks
 from roll.config.derived.fixed_roles import PREFIX, taught_domains, teacher_roles
 from roll.config.derived.methods import correction_of, keeps_engine_log_probs, ratio_source, weighs_kl
-from roll.config.derived.placement import interrupting, judged_in_turn, model_roles, neighbours, sends_adapter
+from roll.config.derived.placement import (
+    interrupting,
+    judged_in_turn,
+    judging_roles,
+    model_roles,
+    neighbours,
+    sends_adapter,
+)
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, ReferenceConfig
 from roll.data.chat import EndOfTurn, ends_of
+from roll.data.native import ASKED
+from roll.data.prompts import prepare_prompts, warn_of_routes, warn_of_rows
 from roll.data.renderers.base import ChatRenderer
-from roll.data.sampler import FIRST_HELD_OUT, Prompts, PromptSampler
+from roll.data.renderers.families import chat_renderer
+from roll.data.sampler import FIRST_HELD_OUT, Joined, Prompts, PromptSampler, Tasks
+from roll.data.tables import EMBEDDING_REMEDY
 from roll.engines.actor_infer import ActorInfer
+from roll.errors import DataError, Fault
 from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.models.thinking import ResponseTexts
 from roll.ray.device_sharing import DeviceSharing
@@ -44,120 +55,34 @@ from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
 from roll.rollout.batch import Credit, CreditAssignment, Shaping
 from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everything, rewards_differ
-from roll.rollout.group import Generator, GroupSampler, JudgedInTurn, Scorer
+from roll.rollout.group import Generator, GroupSampler, JudgedInTurn, Scorer, SingleTurns
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler
-from roll.rollout.turns import TurnEnds
+from roll.rollout.turns import Locate, TurnEnds
+from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
-from roll.runs.learning import CriticLearning, Learning, OnloadedTrainer
 from roll.runs.meter import Meter, meter_of
 from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.engine_sync import EngineSync
-from roll.runs.rlvr.environments import EpisodeParts, gateway_of, group_sampler, listening, prompts_of, renderer_of
+from roll.runs.rlvr.loop import CriticLearning, Learning
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
-from roll.runs.role_models import check_same_tokens, model_path, sampling_of
+from roll.runs.role_models import check_same_tokens, embedding_rows, model_path, sampling_of
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
 from roll.runs.teacher import DomainTeacher, StepTeachers, Teacher, Teaching, teaching
+from roll.system.sizes import GIB
+from roll.system.tree import TreeBounds
 from roll.tracking.base import Watch
 from roll.tracking.fanout import Tracking
 from roll.training.actor_train import ActorTrain, Critic, Reference
 from roll.types import RolloutGroup, Sampling
 from roll.weight_sync.routes import find_routes
 from roll.weight_sync.sync import WeightSync
-
-
-def most_batches(config: RlvrConfig) -> int | None:
-    """Return the largest number of batches that may be generated for a step; None if no filter replaces groups."""
-    bound = config.dynamic_sampling
-    if bound is None and any(_replaces(reward.query_filter_config) for reward in config.rewards.values()):
-        bound = DynamicSamplingConfig.model_validate({})
-    return bound and bound.max_num_gen_batches
-
-
-def kept_groups(config: RlvrConfig) -> Keep:
-    """Return the group filter: that of the group's domain, or else of dynamic sampling if that is on."""
-    filters = {
-        domain: _filter(reward.query_filter_config)
-        for domain, reward in config.rewards.items()
-        if reward.query_filter_config
-    }
-    return ByDomain(filters, rewards_differ if config.dynamic_sampling else everything)
-
-
-def _replaces(query_filter: QueryFilterConfig | None) -> bool:
-    return query_filter is not None and query_filter.type != "no_filter"
-
-
-def _filter(query_filter: QueryFilterConfig) -> Keep:
-    bounds = query_filter.filter_args
-    match query_filter.type:
-        case "no_filter":
-            return everything
-        case "mean_filter":
-            low, high = bounds.threshold_down, bounds.threshold_up
-            return MeanBetween(-inf if low is None else low, inf if high is None else high)
-        case "std_filter":
-            assert bounds.std_threshold is not None, "the configuration was checked"
-            return StdAbove(bounds.std_threshold)
-
-
-def learner_loss(config: RlvrConfig) -> Loss:
-    """Return the policy loss, plus the divergence from the teachers if there are any."""
-    loss = policy_loss(config)
-    return DistilledPolicy(loss, config.distill_loss_coef) if teacher_roles(config) else loss
-
-
-def policy_loss(config: RlvrConfig) -> PolicyLoss:
-    """Return the policy loss with all configured terms."""
-    return PolicyLoss(
-        objective=objective(config),
-        correction=correction(config),
-        on_policy=ratio_source(config) == "on_policy",
-        kl_coef=config.kl_loss_coef if config.use_kl_loss else 0.0,
-        kl_estimator=config.kl_loss_type,
-        kl_importance=config.use_kl_loss and weighs_kl(config),
-        entropy_coef=config.entropy_loss_coef,
-        mask_threshold=config.off_policy_mask_threshold,
-    )
-
-
-def objective(config: RlvrConfig) -> Objective:
-    """Return the policy term that `policy_loss` names."""
-    method = config.policy_loss
-    return OBJECTIVES.find(method.name)(**method.arguments(config), **config.policy_loss_args)
-
-
-def correction(config: RlvrConfig) -> MismatchCorrection | None:
-    """Return the correction that `mismatch_correction` names, with its bounds, or None without a correction."""
-    if config.mismatch_correction.is_users:
-        return imported(config.mismatch_correction.name)(**config.mismatch_correction_args)
-    settings = correction_of(config)
-    if settings is None:
-        return None
-    low, high = settings.low or 0.0, float("inf") if settings.high is None else settings.high
-    return Correction(settings.weight, settings.cap, settings.reject, low, high)
-
-
-def learning(
-    config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Critic | None, phases: DevicePhases
-) -> Learning:
-    """Return the runner of a step's updates."""
-    beside = None
-    if critic:
-        beside = CriticLearning(critic, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
-    return Learning(phases, actor_train, learner_loss(config), plan.batch.updates, beside)
-
-
-def are_apart(plan: Plan) -> bool:
-    """Return whether policy and critic share no device. Two roles on the CPU share it."""
-    policy, critic = plan.roles["actor_train"], plan.roles["critic"]
-    return not (policy.on_cpu and critic.on_cpu) and policy.all_devices.isdisjoint(critic.all_devices)
 
 
 @dataclass(frozen=True)
@@ -212,6 +137,63 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
     inputs = Inputs(training, held_out, end, ends, renderer, locate, prepare_reward_models(config), watches, bars)
     return PreparedRun(partial(_loop, config, inputs), training.identity)
+
+
+def prompts_of(
+    config: RlvrConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: DataConfig | None,
+    tasks: Mapping[str, int],
+    first: int,
+) -> Prompts:
+    """Return the prompts from data files, and the tasks that environments generate from the seeds `first`, `first` + 1,
+    ...
+
+    Raises:
+        DataError: rows cannot be used.
+    """
+    sets: list[Prompts] = []
+    if rows is not None:
+        embedded = _embedding_rows(config, tokenizer)
+        prompts = prepare_prompts(rows, tokenizer, config.prompt_length, config.domains, embedded=embedded)
+        warn_of_rows(prompts.too_long, f"were left out: the prompt is longer than prompt_length {config.prompt_length}")
+        for what, counts in prompts.remarks.items():
+            warn_of_rows(counts, what)
+        warn_of_routes(prompts)
+        sets.append(prompts)
+    if tasks:
+        sets.append(Tasks(tuple(config.domains), tasks, first))
+    return sets[0] if len(sets) == 1 else Joined(sets)
+
+
+def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer | None:
+    """Return the renderer of conversations, or None without environments.
+
+    Raises:
+        BadInput: the model's chat format does not support conversations of several turns, or has a token that a model
+            has no embedding for.
+    """
+    if not config.environments:
+        return None
+    rows, learner = config.actor_train.data_args, config.actor_train.model_args
+    further = (rows.chat_template_kwargs if rows else None) or {}
+    found = chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native", further)
+    embedded, largest = _embedding_rows(config, tokenizer), int(found.render([ASKED], ()).max())
+    if embedded is not None and largest >= embedded:
+        problem = (
+            f"its chat template writes the token {largest}, but a model has embeddings only for the tokens 0 to "
+            f"{embedded - 1}"
+        )
+        raise DataError(
+            [Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY, "out_of_range")]
+        )
+    return found
+
+
+def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the rows of the smallest embedding of models that read the policy's tokens; see `embedding_rows`."""
+    roles = model_roles(config)
+    return embedding_rows(config, tokenizer, [role for name, role in roles.items() if name not in judging_roles(roles)])
 
 
 def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prompts]:
@@ -409,6 +391,76 @@ def evaluators(
     return found
 
 
+@dataclass(frozen=True)
+class EpisodeParts:
+    """The parts that episodes need besides the engines: environments, renderer, and the gateway for external agents."""
+
+    environments: EnvironmentWorkers
+    renderer: ChatRenderer
+    gateway: Gateway
+
+
+def group_sampler(
+    config: RlvrConfig,
+    generator: Generator,
+    scorer: Scorer,
+    sampling: Sampling,
+    engines: SessionGenerator,
+    playing: EpisodeParts | None,
+    stream: int,
+    locate: Locate | None = None,
+    greedy_baseline: bool = False,
+) -> GroupSampler:
+    """Return the sampler for all domains: episodes for domains with an environment, single turns for the others.
+
+    Args:
+        engines: engines that generate the turns of episodes.
+        playing: None without environments.
+        stream: seed stream for environments whose rows do not specify a seed.
+    """
+    single = SingleTurns(generator, scorer, sampling, greedy_baseline, locate)
+    if playing is None:
+        return single
+    limits = {
+        name: EpisodeLimits(one.max_turns, one.episode_timeout, one.attempts)
+        for name, one in config.environments.items()
+    }
+    environments, renderer, longest = playing.environments, playing.renderer, longest_sequence(config)
+    own = Episodes(environments, engines, renderer, sampling, limits, TokenLimits(config.prompt_length, longest))
+    bounds = {
+        name: TreeBounds(int(one.memory_gib * GIB), one.max_processes) for name, one in config.environments.items()
+    }
+    agents = {
+        name: Agent(command_for(one.agent), {**config.system_envs, **one.system_envs}, limits[name], bounds[name])
+        for name, one in config.environments.items()
+        if one.agent is not None
+    }
+    others = AgentEpisodes(environments, playing.gateway, engines, renderer, sampling, agents, longest)
+    judged = frozenset(config.environments) & frozenset(config.rewards)
+    players = {name: others if name in agents else own for name in config.environments}
+    groups = {name: EpisodeGroups(one, sampling, config.seed, stream, scorer, judged) for name, one in players.items()}
+    return SampledByDomain(groups, single)
+
+
+def gateway_of(config: RlvrConfig) -> Gateway:
+    """Return the configured gateway. It does not listen yet."""
+    return Gateway(GatewayBounds(config.gateway.body_mib << 20, config.gateway.sessions))
+
+
+@asynccontextmanager
+async def listening(config: RlvrConfig, playing: EpisodeParts | None) -> AsyncGenerator[None, None]:
+    """A context in which the gateway listens, if there are external agents.
+
+    Raises:
+        ConfigError: the gateway cannot listen at the configured address.
+    """
+    if playing is None or all(one.agent is None for one in config.environments.values()):
+        yield
+        return
+    async with playing.gateway.listening(config.gateway.host, config.gateway.port):
+        yield
+
+
 def scheduler_of(
     config: RlvrConfig, source: PromptSampler, sampler: GroupSampler, finished: Callable[[RolloutGroup], None]
 ) -> RolloutScheduler:
@@ -424,6 +476,41 @@ def scheduler_of(
         keep=kept_groups(config),
         finished=finished,
     )
+
+
+def most_batches(config: RlvrConfig) -> int | None:
+    """Return the largest number of batches that may be generated for a step; None if no filter replaces groups."""
+    bound = config.dynamic_sampling
+    if bound is None and any(_replaces(reward.query_filter_config) for reward in config.rewards.values()):
+        bound = DynamicSamplingConfig.model_validate({})
+    return bound and bound.max_num_gen_batches
+
+
+def kept_groups(config: RlvrConfig) -> Keep:
+    """Return the group filter: that of the group's domain, or else of dynamic sampling if that is on."""
+    filters = {
+        domain: _filter(reward.query_filter_config)
+        for domain, reward in config.rewards.items()
+        if reward.query_filter_config
+    }
+    return ByDomain(filters, rewards_differ if config.dynamic_sampling else everything)
+
+
+def _replaces(query_filter: QueryFilterConfig | None) -> bool:
+    return query_filter is not None and query_filter.type != "no_filter"
+
+
+def _filter(query_filter: QueryFilterConfig) -> Keep:
+    bounds = query_filter.filter_args
+    match query_filter.type:
+        case "no_filter":
+            return everything
+        case "mean_filter":
+            low, high = bounds.threshold_down, bounds.threshold_up
+            return MeanBetween(-inf if low is None else low, inf if high is None else high)
+        case "std_filter":
+            assert bounds.std_threshold is not None, "the configuration was checked"
+            return StdAbove(bounds.std_threshold)
 
 
 def credit(config: RlvrConfig) -> Credit:
@@ -462,3 +549,56 @@ def shaping(config: RlvrConfig, longest_response: int) -> Shaping:
         else None,
         overlong=Overlong(longest_response, buffer.len, buffer.penalty_factor) if buffer else None,
     )
+
+
+def learning(
+    config: RlvrConfig, plan: Plan, actor_train: ActorTrain, critic: Critic | None, phases: DevicePhases
+) -> Learning:
+    """Return the runner of a step's updates."""
+    beside = None
+    if critic:
+        beside = CriticLearning(critic, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
+    return Learning(phases, actor_train, learner_loss(config), plan.batch.updates, beside)
+
+
+def are_apart(plan: Plan) -> bool:
+    """Return whether policy and critic share no device. Two roles on the CPU share it."""
+    policy, critic = plan.roles["actor_train"], plan.roles["critic"]
+    return not (policy.on_cpu and critic.on_cpu) and policy.all_devices.isdisjoint(critic.all_devices)
+
+
+def learner_loss(config: RlvrConfig) -> Loss:
+    """Return the policy loss, plus the divergence from the teachers if there are any."""
+    loss = policy_loss(config)
+    return DistilledPolicy(loss, config.distill_loss_coef) if teacher_roles(config) else loss
+
+
+def policy_loss(config: RlvrConfig) -> PolicyLoss:
+    """Return the policy loss with all configured terms."""
+    return PolicyLoss(
+        objective=objective(config),
+        correction=correction(config),
+        on_policy=ratio_source(config) == "on_policy",
+        kl_coef=config.kl_loss_coef if config.use_kl_loss else 0.0,
+        kl_estimator=config.kl_loss_type,
+        kl_importance=config.use_kl_loss and weighs_kl(config),
+        entropy_coef=config.entropy_loss_coef,
+        mask_threshold=config.off_policy_mask_threshold,
+    )
+
+
+def objective(config: RlvrConfig) -> Objective:
+    """Return the policy term that `policy_loss` names."""
+    method = config.policy_loss
+    return OBJECTIVES.find(method.name)(**method.arguments(config), **config.policy_loss_args)
+
+
+def correction(config: RlvrConfig) -> MismatchCorrection | None:
+    """Return the correction that `mismatch_correction` names, with its bounds, or None without a correction."""
+    if config.mismatch_correction.is_users:
+        return imported(config.mismatch_correction.name)(**config.mismatch_correction_args)
+    settings = correction_of(config)
+    if settings is None:
+        return None
+    low, high = settings.low or 0.0, float("inf") if settings.high is None else settings.high
+    return Correction(settings.weight, settings.cap, settings.reject, low, high)

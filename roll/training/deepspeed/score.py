@@ -12,10 +12,10 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from roll.backend import Rank
 from roll.config.plan.memory import compiles
 from roll.models.layers import compile_layers
-from roll.models.load import PackedModel, load_causal_model
+from roll.models.load import load_causal_model
 from roll.models.memory_guard import OFFLOAD, readable_memory_errors
 from roll.models.offload import Offload
-from roll.models.packed_score import PackedScore
+from roll.models.packed import PackedModel, PackedScore
 from roll.system.signs import announce
 from roll.training.deepspeed.settings import ShardedScoreSettings
 from roll.training.deepspeed.setup import (

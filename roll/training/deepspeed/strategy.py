@@ -52,7 +52,7 @@ from roll.models.layers import (
     on_host,
     prepare_checkpointing,
 )
-from roll.models.load import PackedModel, PackedPolicy, load_tokenizer
+from roll.models.load import load_tokenizer
 from roll.models.memory_guard import (
     FEWER_TOKENS,
     RECOMPUTE,
@@ -65,7 +65,7 @@ from roll.models.memory_guard import (
     readable_memory_errors,
 )
 from roll.models.offload import Offload, tensors_in
-from roll.models.packed_score import packed_inputs, score, scored_only, to_device
+from roll.models.packed import PackedModel, PackedPolicy, packed_inputs, score, scored_only, to_device
 from roll.models.routers import RouterLoss, balanced_routers
 from roll.models.weights import WeightView
 from roll.system.signs import announce

@@ -27,7 +27,7 @@ from roll.backend import Rank
 from roll.config.derived.model_shape import shape_of, uneven_layers
 from roll.errors import ConfigError, Fault
 from roll.models.layers import on_host
-from roll.models.load import PackedModel
+from roll.models.packed import PackedModel
 from roll.models.weights import WeightView
 
 

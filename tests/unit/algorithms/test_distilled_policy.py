@@ -19,7 +19,7 @@ from roll.algorithms.divergence import Distillation, DistilledPolicy, Divergence
 from roll.algorithms.losses import Loss
 from roll.algorithms.objectives import ClipCov, PolicyLoss, Ppo
 from roll.backend import MicroBatch
-from roll.models.packed_score import packed_inputs, scored_only
+from roll.models.packed import packed_inputs, scored_only
 from roll.models.student import chunked_divergence
 from roll.ray.group import WorkerGroup
 from roll.training.actor_train import ActorTrain, TrainShape

@@ -38,7 +38,7 @@ from roll.algorithms.preference import BradleyTerry, PreferenceLoss
 from roll.algorithms.shaping import Overlong, difficulty_weights, length_weights, overlong_penalty
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate, loss_weights
-from roll.models.packed_score import scored_only
+from roll.models.packed import scored_only
 from roll.training.deepspeed.strategy import loss_inputs
 from roll.types import TrainBatch
 from tests.unit.algorithms import test_preference

@@ -35,7 +35,7 @@ from roll.algorithms.preference import BradleyTerry
 from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data import packing
-from roll.models.packed_score import packed_inputs, scored_only
+from roll.models.packed import packed_inputs, scored_only
 from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
 from roll.training.actor_train import ActorTrain, TrainShape

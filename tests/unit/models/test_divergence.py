@@ -11,7 +11,7 @@ from torch import Tensor
 from roll.algorithms.divergence import Distillation, Divergence
 from roll.algorithms.losses import LossInputs
 from roll.models import student as chunks
-from roll.models.head import LogProbHead
+from roll.models.packed import LogProbHead
 from roll.models.student import chunked_divergence
 
 KINDS = [

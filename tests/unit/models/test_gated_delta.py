@@ -28,8 +28,8 @@ from roll.models.attention import (
     rule_by_chunks,
 )
 from roll.models.layers import compile_layers
-from roll.models.load import PackedPolicy, load_policy
-from roll.models.packed_score import packed_inputs
+from roll.models.load import load_policy
+from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.value import load_values
 from roll.types import Sequences
 from tests.hybrids import Kind, build_hybrid, write_hybrid

@@ -13,8 +13,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roll.config.plan.memory import LOGITS, head_tokens
-from roll.models import head
-from roll.models.head import LogProbHead, chunked_log_probs, logit_gradient, logits_of, token_statistics
+from roll.models import packed as head
+from roll.models.packed import LogProbHead, chunked_log_probs, logit_gradient, logits_of, token_statistics
 
 VOCABULARY, WIDTH = 61, 12
 

@@ -18,7 +18,7 @@ from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.models.layers import checkpoint_first, compile_layers, keep_inputs, on_host, prepare_checkpointing
 from roll.models.load import load_policy
-from roll.models.packed_score import packed_inputs
+from roll.models.packed import packed_inputs
 
 
 def build() -> Qwen2ForCausalLM:

@@ -39,8 +39,8 @@ from transformers import (
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.errors import DataError
-from roll.models.load import PackedPolicy, load_causal_model, longest_packable, not_packable
-from roll.models.packed_score import packed_inputs
+from roll.models.load import load_causal_model, not_packable
+from roll.models.packed import PackedPolicy, longest_packable, packed_inputs
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import FILLER, concatenate
-from roll.models.load import PackedPolicy, load_causal_model
-from roll.models.packed_score import packed_inputs, scored_only, spread_to_tokens
+from roll.models.load import load_causal_model
+from roll.models.packed import PackedPolicy, packed_inputs, scored_only, spread_to_tokens
 from roll.types import Sequences
 
 FP32 = ModelConfig.model_validate({"dtype": "fp32"})

@@ -13,7 +13,7 @@ from examples.tiny.make_model import build_tokenizer, write_model
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.models import export
-from roll.models.packed_score import packed_inputs
+from roll.models.packed import packed_inputs
 from roll.models.value import load_scores, scored_token
 from roll.runs.ending import loading_call
 

@@ -20,8 +20,8 @@ from roll.algorithms.divergence import Divergence
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import FILLER, concatenate
 from roll.models import sequence_parallel
-from roll.models.load import PackedModel, PackedPolicy, load_causal_model
-from roll.models.packed_score import filled_up, packed_inputs
+from roll.models.load import load_causal_model
+from roll.models.packed import PackedModel, PackedPolicy, filled_up, packed_inputs
 from roll.models.sequence_parallel import SequenceGroup, TokenShare, not_shared_out
 from roll.models.student import PackedStudent
 from roll.models.value import PackedScores, PackedValues, load_value_model

@@ -17,7 +17,7 @@ from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models import student as divergence
 from roll.models.load import load_causal_model
-from roll.models.packed_score import packed_inputs
+from roll.models.packed import packed_inputs
 from roll.models.student import (
     PackedTopTeacher,
     TeacherTop,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import FILLER, concatenate
 from roll.errors import DataError
-from roll.models.packed_score import packed_inputs
+from roll.models.packed import packed_inputs
 from roll.models.value import ValueHead, load_value_model, load_values
 from roll.types import Sequences
 

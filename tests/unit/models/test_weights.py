@@ -19,8 +19,8 @@ from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.errors import ConfigError
 from roll.models.export import adapter_config, write_adapter_folder, write_model
-from roll.models.load import PackedPolicy, add_lora, load_causal_model, load_tokenizer
-from roll.models.packed_score import packed_inputs
+from roll.models.load import add_lora, load_causal_model, load_tokenizer
+from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.weights import WeightView
 from roll.weight_sync.bucket import plan_buckets
 

@@ -20,10 +20,11 @@ from roll.algorithms.objectives import PolicyLoss
 from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency
 from roll.rollout.batch import Credit, CreditAssignment, Shaping
 from roll.rollout.reference import ReferenceAtOnce
+from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases
-from roll.runs.learning import Learning, OnloadedTrainer
 from roll.runs.position import Position
 from roll.runs.rlvr import loop as rlvr
+from roll.runs.rlvr.loop import Learning
 from roll.types import Floats, Metrics, RolloutGroup, Sequences, TrainBatch
 from tests.unit.rollout.build import make_episode, make_group
 

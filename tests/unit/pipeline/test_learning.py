@@ -17,9 +17,10 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.errors import WorkerFailed
 from roll.ray.device_sharing import DeviceSharing, Residency
+from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases
-from roll.runs.learning import CriticLearning, Learning, OnloadedTrainer
 from roll.runs.position import Position
+from roll.runs.rlvr.loop import CriticLearning, Learning
 from roll.runs.rlvr.wiring import are_apart
 from roll.types import Metrics, TrainBatch
 

@@ -24,12 +24,11 @@ from roll.rollout.batch import Credit, CreditAssignment, Experience, Shaping
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import single_turn
 from roll.runs.device_phases import DevicePhases
-from roll.runs.learning import Learning
 from roll.runs.offline import loop as offline
 from roll.runs.offline.batches import given_batch
 from roll.runs.position import Epochs, Position
 from roll.runs.rlvr import loop as rlvr
-from roll.runs.rlvr.loop import Rlvr
+from roll.runs.rlvr.loop import Learning, Rlvr
 from roll.runs.rlvr.validation import ByItself, Evaluator, estimate_pass_at_k
 from roll.types import (
     NO_VERDICT,

@@ -30,7 +30,7 @@ from roll.runs import assemble
 from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
-from roll.runs.rlvr.environments import renderer_of
+from roll.runs.rlvr.wiring import renderer_of
 from roll.runs.run_context import RunContext
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 from tests.quiet import quiet_life

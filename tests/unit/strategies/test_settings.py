@@ -12,7 +12,8 @@ from roll.backend_settings import ModelLoader
 from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.engines.hf.settings import HfScoreSettings
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
-from roll.models.load import PackedPolicy, load_policy
+from roll.models.load import load_policy
+from roll.models.packed import PackedPolicy
 from roll.models.student import PackedTeacher
 from roll.models.value import load_scores, load_values
 from roll.training.deepspeed.settings import DeepSpeedConfig, ShardedScoreSettings, TrainSettings
