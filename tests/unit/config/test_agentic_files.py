@@ -15,6 +15,8 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import LoadedConfig, read_config
 from roll.config.roll_v2.translate import translate
 from roll.config.schema.rlvr import RlvrConfig
+from roll.errors import FaultCode
+from tests.faults import coded
 
 FILE = """
 defaults:
@@ -184,10 +186,10 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
 
 
 @pytest.mark.parametrize(
-    ("changes", "place", "said"),
+    ("changes", "place", "code", "said"),
     [
-        ({"custom_envs": {"lake": {"env_type": "webshop"}}}, "custom_envs.lake.env_type", '"webshop"'),
-        ({"custom_envs": {}}, "custom_envs.lake", "a manager names this tag"),
+        ({"custom_envs": {"lake": {"env_type": "webshop"}}}, "custom_envs.lake.env_type", "unknown_name", '"webshop"'),
+        ({"custom_envs": {}}, "custom_envs.lake", "missing", "tag"),
         (
             {
                 "custom_envs": {
@@ -195,40 +197,79 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
                 }
             },
             "custom_envs.lake.env_manager_cls",
+            "not_supported",
             "StepEnvManager",
         ),
-        ({"custom_envs": {"lake": {"env_type": "sokoban", "tools": []}}}, "custom_envs.lake.tools", "no counterpart"),
-        ({"reward_normalization": {"grouping": "env", "method": "mean"}}, "reward_normalization.grouping", '"env"'),
-        ({"reward_normalization": {"grouping": "batch", "method": "clip"}}, "reward_normalization.method", '"clip"'),
-        ({"reward_normalization": {"grouping": "batch", "scale": 2}}, "reward_normalization.scale", "2"),
-        (manager(group_filter_cls="mine.Filter"), "train_env_manager.group_filter_cls", '"mine.Filter"'),
-        (manager(worker_cls="mine.EnvironmentWorker"), "train_env_manager.worker_cls", '"mine.EnvironmentWorker"'),
-        (manager(llm_proxy={"proxy_type": "openai"}), "train_env_manager.llm_proxy", "openai"),
-        (manager(n_groups=[64]), "train_env_manager.n_groups", "[64]"),
+        (
+            {"custom_envs": {"lake": {"env_type": "sokoban", "tools": []}}},
+            "custom_envs.lake.tools",
+            "not_supported",
+            "[]",
+        ),
+        (
+            {"reward_normalization": {"grouping": "env", "method": "mean"}},
+            "reward_normalization.grouping",
+            "not_supported",
+            '"env"',
+        ),
+        (
+            {"reward_normalization": {"grouping": "batch", "method": "clip"}},
+            "reward_normalization.method",
+            "not_supported",
+            '"clip"',
+        ),
+        (
+            {"reward_normalization": {"grouping": "batch", "scale": 2}},
+            "reward_normalization.scale",
+            "not_supported",
+            "2",
+        ),
+        (
+            manager(group_filter_cls="mine.Filter"),
+            "train_env_manager.group_filter_cls",
+            "not_supported",
+            '"mine.Filter"',
+        ),
+        (
+            manager(worker_cls="mine.EnvironmentWorker"),
+            "train_env_manager.worker_cls",
+            "not_supported",
+            '"mine.EnvironmentWorker"',
+        ),
+        (manager(llm_proxy={"proxy_type": "openai"}), "train_env_manager.llm_proxy", "not_supported", "openai"),
+        (manager(n_groups=[64]), "train_env_manager.n_groups", "not_supported", "[64]"),
         (
             {"custom_envs": {"lake": {"env_type": "frozen_lake", "agent_runner_cls": "mine.Runner"}}},
             "custom_envs.lake.agent_runner_cls",
+            "not_supported",
             "mine",
         ),
-        ({"rollout_batch_size": 10}, "rollout_batch_size", "not divisible by train_env_manager.group_size, 4"),
-        ({"train_env_manager": {"group_size": "many", "tags": ["lake"]}}, "train_env_manager.group_size", '"many"'),
-        ({"train_env_manager": 3}, "train_env_manager", "not a block"),
+        ({"rollout_batch_size": 10}, "rollout_batch_size", "not_divisible", "train_env_manager.group_size, 4"),
+        (
+            {"train_env_manager": {"group_size": "many", "tags": ["lake"]}},
+            "train_env_manager.group_size",
+            "out_of_range",
+            '"many"',
+        ),
+        ({"train_env_manager": 3}, "train_env_manager", "wrong_type", "3"),
         (
             {"train_env_manager": {"group_size": 4, "tags": ["lake"], "num_groups_partition": [8, 8]}},
             "train_env_manager.num_groups_partition",
-            "there are 1 tags: lake",
+            "contradiction",
+            "[8, 8], but there are 1 ",
         ),
         (
             {"val_env_manager": {"tags": ["lake", "lake"]}},
             "val_env_manager.num_groups_partition",
+            "contradiction",
             "there are 2 tags: lake, lake",
         ),
-        ({"ratio_type": "segment"}, "ratio_type", '"segment"'),
+        ({"ratio_type": "segment"}, "ratio_type", "not_supported", '"segment"'),
     ],
 )
-def test_what_has_no_counterpart_is_named(changes: dict[str, Any], place: str, said: str) -> None:
+def test_what_has_no_counterpart_is_named(changes: dict[str, Any], place: str, code: FaultCode, said: str) -> None:
     [fault] = translate(BASE | changes, "").faults
-    assert fault.place == place and said in fault.problem and fault.remedy
+    assert coded([fault]) == [(code, place)] and said in fault.problem and fault.remedy
 
 
 @pytest.mark.parametrize(

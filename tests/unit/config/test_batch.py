@@ -13,6 +13,7 @@ import pytest
 from roll.config.derived.batch import batch_faults, batch_warnings, plan_batch, sequences_per_update
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.shipped import experiments
+from tests.faults import coded
 from tests.unit.config.test_examples import planned_without_inputs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +79,8 @@ def test_updates_must_divide_the_sequences_of_a_step(updates: int, prompts: int,
         for fault in batch_faults(config(updates_per_step=updates, rollout_batch_size=prompts))
         if "updates" in fault.place
     ]
-    assert [str(remedy) in fault.remedy for fault in faults] == ([True] if remedy else [])
+    assert coded(faults) == ([("not_divisible", "updates_per_step")] if remedy else [])
+    assert all(str(remedy) in fault.remedy for fault in faults)
 
 
 def test_critic_updates_follow_the_actor_unless_accumulating() -> None:

@@ -47,8 +47,12 @@ def test_binary_env_file_and_reserved_variables_are_faults(tmp_path: Path) -> No
     place.write_text("A=1\nRANK=0\nCUDA_VISIBLE_DEVICES=0,1\n")
     variables, faults = read_env_files([binary, place])
     assert variables == {"A": "1"}
-    assert [fault.place for fault in faults] == [str(binary), f"{place}:2", f"{place}:3"]
-    assert "cannot be read" in faults[0].problem and "device_mapping" in faults[1].remedy
+    assert coded(faults) == [
+        ("unreadable", str(binary)),
+        ("not_allowed", f"{place}:2"),
+        ("not_allowed", f"{place}:3"),
+    ]
+    assert "RANK" in faults[1].problem and "device_mapping" in faults[1].remedy
 
 
 def test_reserved_or_invalid_system_envs_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,7 @@ def test_a_file_of_roll_keeps_its_update_size() -> None:
 )
 def test_a_class_of_the_users_own_is_refused(place: str, value: str, remedy: str) -> None:
     faults = {fault.place: fault for fault in read("lora", {place: value})[0].faults}
+    assert faults[place].code == "not_supported"
     assert value in faults[place].problem and remedy in faults[place].remedy
 
 

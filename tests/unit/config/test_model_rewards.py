@@ -18,7 +18,7 @@ from roll.config.plan.show import arithmetic_lines, device_lines, phases
 from roll.config.roll_v2.translate import translate
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, ScorerConfig
-from roll.errors import ConfigError, Fault
+from roll.errors import ConfigError, Fault, FaultCode
 from tests.faults import coded
 
 ZERO = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
@@ -100,39 +100,42 @@ def test_devices_are_checked_as_a_roles_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "place"),
+    ("reward", "place", "code"),
     [
-        ({}, "judge_model_type"),
-        ({"judge_model_type": "inference", "model_args": {"model_name_or_path": "m"}}, "strategy_args"),
+        ({}, "judge_model_type", "missing"),
+        ({"judge_model_type": "inference", "model_args": {"model_name_or_path": "m"}}, "strategy_args", "missing"),
         (
             {"judge_model_type": "inference", "strategy_args": {"strategy_name": "vllm"}},
             "model_args.model_name_or_path",
+            "missing",
         ),
-        ({**INFERENCE, "judge_api_url": "http://h/v1"}, "judge_api_url"),
-        ({**INFERENCE, "reward_args": {"a": 1}}, "reward_args"),
-        ({**INFERENCE, "timeout": 3.0}, "timeout"),
-        ({**INFERENCE, "judge_pattern": "("}, "judge_pattern"),
-        ({**INFERENCE, "judge_prompt": "same_answr"}, "judge_prompt"),
+        ({**INFERENCE, "judge_api_url": "http://h/v1"}, "judge_api_url", "unread"),
+        ({**INFERENCE, "reward_args": {"a": 1}}, "reward_args", "unread"),
+        ({**INFERENCE, "timeout": 3.0}, "timeout", "unread"),
+        ({**INFERENCE, "judge_pattern": "("}, "judge_pattern", "malformed"),
+        ({**INFERENCE, "judge_prompt": "same_answr"}, "judge_prompt", "unknown_name"),
         (
             INFERENCE | {"strategy_args": {"strategy_name": "vllm", "strategy_config": {"load_format": "dummy"}}},
             "strategy_args.strategy_config.load_format",
+            "not_supported",
         ),
         (
             {**INFERENCE, "model_args": {"model_name_or_path": "m", "lora_target": "all-linear"}},
             "model_args.lora_target",
+            "not_supported",
         ),
-        ({**API, "strategy_args": {"strategy_name": "vllm"}}, "strategy_args"),
-        ({**API, "world_size": 2}, "world_size"),
-        ({key: value for key, value in API.items() if key != "judge_api_url"}, "judge_api_url"),
-        ({key: value for key, value in API.items() if key != "judge_model_name"}, "judge_model_name"),
-        ({**API, "judge_api_url": "localhost:8000"}, "judge_api_url"),
-        ({**API, "judge_api_url": "http://me:hush@host/v1"}, "judge_api_url"),
-        ({**API, "judge_api_key_env": "sk-hush"}, "judge_api_key_env"),
+        ({**API, "strategy_args": {"strategy_name": "vllm"}}, "strategy_args", "unread"),
+        ({**API, "world_size": 2}, "world_size", "unread"),
+        ({key: value for key, value in API.items() if key != "judge_api_url"}, "judge_api_url", "missing"),
+        ({key: value for key, value in API.items() if key != "judge_model_name"}, "judge_model_name", "missing"),
+        ({**API, "judge_api_url": "localhost:8000"}, "judge_api_url", "malformed"),
+        ({**API, "judge_api_url": "http://me:hush@host/v1"}, "judge_api_url", "not_allowed"),
+        ({**API, "judge_api_key_env": "sk-hush"}, "judge_api_key_env", "malformed"),
     ],
 )
-def test_missing_or_unread_judge_key_is_one_fault(reward: dict[str, Any], place: str) -> None:
+def test_missing_or_unread_judge_key_is_one_fault(reward: dict[str, Any], place: str, code: FaultCode) -> None:
     faults = faults_of(reward)
-    assert f"rewards.llm_judge.{place}" in faults
+    assert faults[f"rewards.llm_judge.{place}"].code == code
     assert "hush" not in str(list(faults.values()))
     if reward:
         assert len(faults) == 1
@@ -140,7 +143,7 @@ def test_missing_or_unread_judge_key_is_one_fault(reward: dict[str, Any], place:
 
 def test_a_function_reads_no_key_of_a_model() -> None:
     (fault,) = faults_of({"judge_prompt": "score"}, "exact_match").values()
-    assert fault.place == "rewards.exact_match.judge_prompt" and "is a function" in fault.problem
+    assert coded([fault]) == [("unread", "rewards.exact_match.judge_prompt")] and "'exact_match'" in fault.problem
 
 
 def test_reward_model_refuses_keys_of_a_judge() -> None:
@@ -190,7 +193,7 @@ def test_shared_devices_make_it_judge_after_the_rollout() -> None:
 @pytest.mark.parametrize("keys", [{"async_generation_ratio": 1.0}, {"dynamic_sampling": {}}])
 def test_taking_turns_needs_a_rollout_that_ends(keys: dict[str, Any]) -> None:
     faults = faults_of({**INFERENCE, "device_mapping": [2, 3]}, **keys)
-    assert set(faults) == {"rewards.llm_judge.device_mapping"}
+    assert coded(faults.values()) == [("contradiction", "rewards.llm_judge.device_mapping")]
     assert next(iter(keys)) in faults["rewards.llm_judge.device_mapping"].problem
     assert not faults_of({**INFERENCE, "device_mapping": [4]}, **keys)
     assert not faults_of({**INFERENCE, "device_mapping": [2, 3]}, time_sharing=False, **keys)
@@ -286,7 +289,8 @@ def test_roll_judge_block_becomes_a_role() -> None:
 def test_judge_api_key_in_file_is_refused_unshown() -> None:
     done = translate({"rewards": {"llm_judge": {**API, "judge_api_key": "hush"}}}, "")
     (fault,) = done.faults
-    assert fault.place == "rewards.llm_judge.judge_api_key" and "judge_api_key_env" in fault.remedy
+    assert coded([fault]) == [("not_allowed", "rewards.llm_judge.judge_api_key")]
+    assert "judge_api_key_env" in fault.remedy
     assert "hush" not in str([fault, *done.warnings, done.values])
 
 

@@ -9,7 +9,7 @@ import pytest
 from roll.config.derived.fixed_roles import taught_domains
 from roll.config.derived.placement import model_roles
 from roll.config.schema.rlvr import RlvrConfig
-from roll.errors import ConfigError
+from roll.errors import ConfigError, FaultCode
 from tests.unit.config.test_examples import planned
 
 FULL = ("algorithms/on_policy_distillation_full", "~teacher", "+distill_top_k=8", "+rewards.words.reward=no_reward")
@@ -36,34 +36,36 @@ def test_each_teacher_is_a_role_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "place", "problem", "remedy"),
+    ("words", "place", "code", "said", "remedy"),
     [
-        (BOTH[:1], "teachers", "no teacher for the domain(s) words", "add them to a teacher's domains"),
+        (BOTH[:1], "teachers", "missing", " words", "teacher's domains"),
         (
             (BOTH[0], teacher("kind", "[poems, words]")),
             "teachers.kind.domains[0]",
-            "'poems' is not a",
+            "unknown_name",
+            "'poems'",
             "use one of: arithmetic, words",
         ),
         (
             (BOTH[0], teacher("kind", "[words, arithmetic]")),
             "teachers.kind.domains[1]",
-            "a teacher, teachers.exact",
+            "duplicate",
+            "'arithmetic' already has a teacher, teachers.exact",
             "once",
         ),
-        ((*BOTH, "~distill_top_k"), "distill_top_k", "missing, but teachers is set", "64 is usual"),
-        ((*BOTH, f"+teacher={{{STRATEGY}}}"), "teachers", "together with teacher", "remove one"),
-        ((BOTH[0], teacher("kind", "[]")), "teachers.kind.domains", "", ""),
-        ((BOTH[0], ADAPTED), "teachers.kind.model_args.lora_target", "without an adapter", "remove it"),
+        ((*BOTH, "~distill_top_k"), "distill_top_k", "missing", "teachers", "64 is usual"),
+        ((*BOTH, f"+teacher={{{STRATEGY}}}"), "teachers", "exclusive", "teacher", "remove one"),
+        ((BOTH[0], teacher("kind", "[]")), "teachers.kind.domains", "too_small", "[]", ""),
+        ((BOTH[0], ADAPTED), "teachers.kind.model_args.lora_target", "not_supported", "teachers.kind", "remove it"),
     ],
 )
 def test_domain_without_exactly_one_teacher_is_refused(
-    words: tuple[str, ...], place: str, problem: str, remedy: str
+    words: tuple[str, ...], place: str, code: FaultCode, said: str, remedy: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         planned(*FULL, *words)
     [fault] = [fault for fault in refused.value.faults if fault.place == place]
-    assert problem in fault.problem and remedy in fault.remedy
+    assert fault.code == code and said in fault.problem and remedy in fault.remedy
 
 
 def test_teachers_on_engine_devices_are_time_shared() -> None:

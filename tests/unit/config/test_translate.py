@@ -10,6 +10,8 @@ from roll.config.roll_v2.translate import translate
 from roll.config.schema.fields import ANY_NAME, walk
 from roll.config.schema.foreign_names import IGNORED, MEANINGS, READ_AS, REFUSED, ROLE, ROLES, VALUES
 from roll.config.schema.pipelines import PIPELINES
+from roll.errors import FaultCode
+from tests.faults import coded
 
 
 @pytest.mark.parametrize(
@@ -81,28 +83,37 @@ def test_what_decides_the_loss_keeps_its_meaning(values: dict[str, Any], key: st
 
 
 @pytest.mark.parametrize(
-    ("values", "place", "remedy"),
+    ("values", "place", "code", "remedy"),
     [
-        ({"actor_train": {"pg_variant": "kimi15"}}, "actor_train.pg_variant", "set policy_loss"),
+        ({"actor_train": {"pg_variant": "kimi15"}}, "actor_train.pg_variant", "not_supported", "set policy_loss"),
         (
             {"actor_train": {"pg_variant": "topr"}, "policy_loss": "gspo"},
             "actor_train.pg_variant",
-            "policy_loss replaces it here",
+            "contradiction",
+            "remove it; policy_loss",
         ),
-        ({"train_infer_correction": {"is_weight": {"enabled": True}}}, "train_infer_correction", "mismatch_correction"),
-        ({"whiten_rewards": True}, "whiten_rewards", "norm_mean_type"),
-        ({"rl_loss_coef": 0.0}, "rl_loss_coef", "the weight 1"),
+        (
+            {"train_infer_correction": {"is_weight": {"enabled": True}}},
+            "train_infer_correction",
+            "not_supported",
+            "mismatch_correction",
+        ),
+        ({"whiten_rewards": True}, "whiten_rewards", "not_supported", "norm_mean_type"),
+        ({"rl_loss_coef": 0.0}, "rl_loss_coef", "not_supported", "the weight 1"),
         (
             {"actor_train": {"model_args": {"additional_target": "lm_head"}}},
             "actor_train.model_args.additional_target",
+            "not_supported",
             "lora_target",
         ),
     ],
 )
-def test_loss_key_without_counterpart_is_a_fault(values: dict[str, Any], place: str, remedy: str) -> None:
+def test_loss_key_without_counterpart_is_a_fault(
+    values: dict[str, Any], place: str, code: FaultCode, remedy: str
+) -> None:
     done = translate(values, "")
     (fault,) = done.faults
-    assert fault.place == place and remedy in fault.remedy
+    assert coded([fault]) == [(code, place)] and remedy in fault.remedy
 
 
 @pytest.mark.parametrize(

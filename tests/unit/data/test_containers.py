@@ -153,17 +153,17 @@ def test_maps_are_objects_with_their_written_nulls(tmp_path: Path) -> None:
     [
         (
             pyarrow.array([[(1, "a")]], pyarrow.map_(pyarrow.int64(), pyarrow.string())),
-            "holds a map whose key 1 is not text",
+            "key 1 is not text",
         ),
         (
             pyarrow.array([[("a", 1), ("a", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
-            "has the key 'a' more than once",
+            "'a' more than once",
         ),
-        (pyarrow.array([b"\xff"]), "holds a value that JSON cannot express: a bytes"),
-        (pyarrow.array([[{"x": b"a"}]]), "holds a value that JSON cannot express: a bytes"),
-        (pyarrow.array([1], pyarrow.duration("s")), "holds a value that JSON cannot express: a timedelta"),
+        (pyarrow.array([b"\xff"]), ": a bytes"),
+        (pyarrow.array([[{"x": b"a"}]]), ": a bytes"),
+        (pyarrow.array([1], pyarrow.duration("s")), ": a timedelta"),
         (pyarrow.array(["{"], pyarrow.json_()), "Expecting property name"),
-        (pyarrow.array(['{"a": 1, "a": 2}'], pyarrow.json_()), "has the key 'a' more than once"),
+        (pyarrow.array(['{"a": 1, "a": 2}'], pyarrow.json_()), "'a' more than once"),
     ],
 )
 def test_non_json_values_are_problems_of_their_row(tmp_path: Path, array: pyarrow.Array, problem: str) -> None:

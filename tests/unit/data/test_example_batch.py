@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
 from roll.data.examples import Example, ExampleSet, Kind, LengthLimits, RowRange, prepare_examples
-from roll.errors import DataError
+from roll.errors import DataError, FaultCode
 from roll.runs.offline.batches import given_batch, mismatched
 
 Write = Callable[..., str]
@@ -103,52 +103,69 @@ MARGIN = {**PAIR, "prompt": "prompt", "margin": "by"}
 
 
 @pytest.mark.parametrize(
-    ("row", "kind", "columns", "problem"),
+    ("row", "kind", "columns", "code", "said"),
     [
-        ({"prompt": "q", "chosen": "a"}, "pairs", {**PAIR, "prompt": "prompt"}, "column 'rejected' is missing"),
-        ({"prompt": "q", "chosen": "a", "rejected": 3}, "pairs", {**PAIR, "prompt": "prompt"}, "'rejected' is a int"),
+        ({"prompt": "q", "chosen": "a"}, "pairs", {**PAIR, "prompt": "prompt"}, "missing", "'rejected'"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": 3},
+            "pairs",
+            {**PAIR, "prompt": "prompt"},
+            "wrong_type",
+            "'rejected' is a int",
+        ),
         (
             {"prompt": "q", "chosen": "a", "rejected": [*ASK, BAD]},
             "pairs",
             {**PAIR, "prompt": "prompt"},
+            "not_allowed",
             "'rejected' holds 2 messages",
         ),
         (
             {"chosen": [*ASK, GOOD], "rejected": [*ASK, *ASK, BAD]},
             "pairs",
             PAIR,
-            "differ in more than their last message",
+            "contradiction",
+            "'chosen' and 'rejected'",
         ),
         (
             {"chosen": [GOOD], "rejected": [BAD]},
             "pairs",
             PAIR,
-            "not a conversation that ends with the assistant's message",
+            "missing",
+            "'chosen'",
         ),
-        ({"prompt": "q", "chosen": "a", "rejected": "b", "by": "much"}, "pairs", MARGIN, "'by' is 'much'"),
-        ({"prompt": "q", "chosen": "a", "rejected": "b", "by": 10**400}, "pairs", MARGIN, "'by' is 1000"),
-        ({"prompt": "q", "chosen": "a", "rejected": "b", "by": 1e39}, "pairs", MARGIN, "'by' is 1e+39"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b", "by": "much"},
+            "pairs",
+            MARGIN,
+            "wrong_type",
+            "'by' is 'much'",
+        ),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "by": 10**400}, "pairs", MARGIN, "wrong_type", "'by' is 1000"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "by": 1e39}, "pairs", MARGIN, "wrong_type", "'by' is 1e+39"),
         (
             {"prompt": "q", "chosen": "half \ud800", "rejected": "b"},
             "pairs",
             {**PAIR, "prompt": "prompt"},
+            "malformed",
             "surrogates not allowed",
         ),
         (
             {"q": "q", "a": "a", "good": "yes"},
             "labelled",
             {"prompt": "q", "response": "a", "label": "good", "template": "raw"},
+            "not_allowed",
             "'good' is",
         ),
     ],
 )
 def test_rows_that_cannot_be_used_are_named(
-    rows_of: Callable[..., ExampleSet], row: dict, kind: Kind, columns: dict, problem: str
+    rows_of: Callable[..., ExampleSet], row: dict, kind: Kind, columns: dict, code: FaultCode, said: str
 ) -> None:
     with pytest.raises(DataError) as caught:
         rows_of([row], kind, **columns)
-    assert caught.value.faults[0].place.endswith("rows.jsonl:1")
-    assert problem in caught.value.faults[0].problem
+    (fault,) = caught.value.faults
+    assert fault.code == code and fault.place.endswith("rows.jsonl:1") and said in fault.problem
 
 
 def test_pair_with_one_overlong_response_is_dropped(rows_of: Callable[..., ExampleSet]) -> None:

@@ -19,7 +19,7 @@ from roll.data.chat import renderer
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
 from roll.data.prompts import answered_encoder
 from roll.data.unwritten import UNWRITTEN
-from roll.errors import DataError
+from roll.errors import DataError, FaultCode
 from tests.faults import coded
 
 Write = Callable[..., str]
@@ -182,21 +182,21 @@ def test_examples_beyond_either_limit_are_dropped_and_counted(
 
 
 @pytest.mark.parametrize(
-    ("row", "problem"),
+    ("row", "code", "said"),
     [
-        ({"messages": MESSAGES[:1]}, "ends with a message of the role 'user'"),
-        ({"messages": MESSAGES[1:]}, "'messages' holds only the response"),
-        ({"messages": [MESSAGES[0], {"role": "assistant", "content": ""}]}, "item 1 (role 'assistant') has no text"),
+        ({"messages": MESSAGES[:1]}, "not_allowed", "role 'user'"),
+        ({"messages": MESSAGES[1:]}, "missing", "'messages'"),
+        ({"messages": [MESSAGES[0], {"role": "assistant", "content": ""}]}, "empty", "item 1 (role 'assistant')"),
     ],
 )
 def test_bad_examples_are_faults(
-    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, row: dict, problem: str
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, row: dict, code: FaultCode, said: str
 ) -> None:
     path = write_jsonl([row])
     with pytest.raises(DataError) as caught:
         only(path, tmp_path, tokenizer, template="chatml", messages="messages")
-    assert caught.value.faults[0].place == f"{path}:1"
-    assert problem in caught.value.faults[0].problem
+    (fault,) = caught.value.faults
+    assert coded([fault]) == [(code, f"{path}:1")] and said in fault.problem
 
 
 def test_a_missing_response_is_a_fault(write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -307,7 +307,8 @@ def test_user_text_lost_by_template_is_fault(
             {"messages": [USER, YES]},
             chat_template=LOSES.replace("[user]{{ m['content'] }}", "."),
         )
-    assert "the user's message 1" in caught.value.faults[0].problem
+    (fault,) = caught.value.faults
+    assert fault.code == "not_supported" and "the user's message 1" in fault.problem
 
 
 @pytest.mark.parametrize("kind", ["responses", "turns"])
@@ -316,7 +317,8 @@ def test_row_without_learnt_message_is_fault(
 ) -> None:
     with pytest.raises(DataError) as caught:
         prepared(write_jsonl, tmp_path, tokenizer, {"messages": [USER, YES | {"train": False}]}, kind)
-    assert "'train': false" in caught.value.faults[0].problem
+    (fault,) = caught.value.faults
+    assert fault.code == "no_effect" and "'train': false" in fault.problem
 
 
 def test_messages_after_last_learnt_turn_are_dropped(
@@ -372,8 +374,9 @@ def test_template_arguments_of_row_override_those_of_key(
 def test_template_with_marks_unknown_to_tokenizer_is_fault(write_jsonl: Write, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepared(write_jsonl, tmp_path, with_spaces("never"), {"messages": [USER, YES]}, template="chatml")
-    assert caught.value.faults[0].place == "data_args.template"
-    assert "`native`" in caught.value.faults[0].remedy and "chatml" not in caught.value.faults[0].remedy
+    (fault,) = caught.value.faults
+    assert coded([fault]) == [("unfit", "data_args.template")]
+    assert "`native`" in fault.remedy and "chatml" not in fault.remedy
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -400,7 +403,7 @@ def test_template_arguments_that_nothing_reads_are_a_fault(
             template=template,
             chat_template_kwargs={"thinking": True},
         )
-    assert caught.value.faults[0].place == "data_args.chat_template_kwargs"
+    assert coded(caught.value.faults) == [("unread", "data_args.chat_template_kwargs")]
 
 
 @pytest.mark.parametrize("missing", [0, 1])

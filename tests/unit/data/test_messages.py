@@ -19,7 +19,7 @@ from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSet, Kind, LengthLimits, prepare_examples
 from roll.data.messages import MessageFault, read_message, unread_message_keys
 from roll.data.rows import UNNAMED, UNREAD
-from roll.errors import DataError
+from roll.errors import DataError, FaultCode
 from tests.unit.data.formats import FORMATS, make_renderer, make_tokenizer
 
 Write = Callable[..., str]
@@ -108,62 +108,58 @@ def test_a_message_is_read_in_every_public_format(message: dict, read: dict) -> 
 
 
 @pytest.mark.parametrize(
-    ("message", "problem"),
+    ("message", "code", "said"),
     [
-        (with_arguments("x=1"), "arguments that are no JSON object: 'x=1'"),
-        (with_arguments("[1]"), "arguments that are no JSON object"),
-        (with_arguments('"{}"'), "arguments that are no JSON object"),
-        (with_arguments([1]), "arguments that are no JSON object"),
-        (with_arguments('{"x": 1, "x": 2}'), "arguments that are no JSON object"),
-        (with_arguments('{"x": NaN}'), "arguments that are no JSON object"),
-        (with_arguments({"x": [float("inf")]}), "arguments that are no JSON object"),
-        (with_arguments('{"x": "\\ud800"}'), "arguments that are no JSON object"),
-        (with_arguments("null"), "arguments that are no JSON object"),
-        (said(tool_calls=[{"name": "add", "parameters": {"x": 1}}]), "'parameters' but without arguments"),
-        (
-            said(tool_calls=[{"function": {"name": "add", "arguments": None, "input": {"x": 1}}}]),
-            "'input' but without arguments",
-        ),
-        ({"role": "user", "content": "x", "value": "y"}, "different texts in 'content' and 'value'"),
-        (said(tool_calls=[{"type": "function"}]), "without the name of a function"),
-        (said(tool_calls=["add"]), "without the name of a function"),
-        (said(tool_calls="add(1)"), "tool_calls that is not JSON"),
-        ({"from": "function_call", "value": "add(1)"}, "a function_call that is not JSON"),
-        ({"from": "function_call", "value": None}, "a function_call that is not a list of objects"),
+        (with_arguments("x=1"), "malformed", "call 0 with arguments that are no JSON object: 'x=1'"),
+        (with_arguments("[1]"), "malformed", "call 0 with arguments that are no JSON object: '[1]'"),
+        (with_arguments('"{}"'), "malformed", "arguments"),
+        (with_arguments([1]), "malformed", "arguments"),
+        (with_arguments('{"x": 1, "x": 2}'), "malformed", "arguments"),
+        (with_arguments('{"x": NaN}'), "malformed", "arguments"),
+        (with_arguments({"x": [float("inf")]}), "malformed", "arguments"),
+        (with_arguments('{"x": "\\ud800"}'), "malformed", "arguments"),
+        (with_arguments("null"), "malformed", "arguments"),
+        (said(tool_calls=[{"name": "add", "parameters": {"x": 1}}]), "missing", "'parameters'"),
+        (said(tool_calls=[{"function": {"name": "add", "arguments": None, "input": {"x": 1}}}]), "missing", "'input'"),
+        ({"role": "user", "content": "x", "value": "y"}, "contradiction", "'content' and 'value'"),
+        (said(tool_calls=[{"type": "function"}]), "missing", "{'type': 'function'}"),
+        (said(tool_calls=["add"]), "missing", "'add'"),
+        (said(tool_calls="add(1)"), "malformed", "tool_calls that is not JSON"),
+        ({"from": "function_call", "value": "add(1)"}, "malformed", "function_call that is not JSON"),
+        ({"from": "function_call", "value": None}, "wrong_type", "function_call"),
         (
             said(function_call={"name": "sub", "arguments": {}}, tool_calls=[CALL]),
-            "different calls in tool_calls and function_call",
+            "contradiction",
+            "tool_calls and function_call",
         ),
-        (said(reasoning="a", thinking="b"), "different texts in thinking and reasoning"),
-        (said(reasoning=[{"text": "a"}]), "a list as 'reasoning'"),
-        (said(content="x", weight=0.5), "'weight': 0.5"),
-        (said(content="x", train="no"), "'train': 'no'"),
-        (said(content="x", loss_scale=2), "'loss_scale': 2"),
-        (said(content="x", weight=0, train=True), "train and weight, which contradict"),
+        (said(reasoning="a", thinking="b"), "contradiction", "thinking and reasoning"),
+        (said(reasoning=[{"text": "a"}]), "wrong_type", "a list as 'reasoning'"),
+        (said(content="x", weight=0.5), "not_allowed", "'weight': 0.5"),
+        (said(content="x", train="no"), "not_allowed", "'train': 'no'"),
+        (said(content="x", loss_scale=2), "not_allowed", "'loss_scale': 2"),
+        (said(content="x", weight=0, train=True), "contradiction", "train and weight"),
+        (said(content="x", train_detail=[{"begin_offset": 0}]), "not_supported", "'train_detail'"),
+        (said(content="x", mask=True), "not_supported", "'mask'"),
+        ({"role": "user", "content": "x", "train": True}, "not_supported", "'user' and 'train': True"),
+        ({"from": "narrator", "value": "x"}, "not_allowed", "from 'narrator'"),
+        ({"role": "human", "content": "x"}, "not_allowed", "role 'human'"),
+        ({"role": ["user"], "content": "x"}, "not_allowed", "role ['user']"),
+        ({"role": "user", "content": {"text": "x"}}, "wrong_type", "a dict as content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "wrong_type", "part 0"),
+        ({"role": "user", "content": ["x"]}, "wrong_type", "part 0"),
         (
-            said(content="x", train_detail=[{"begin_offset": 0}]),
-            "'train_detail', which changes what another framework learns",
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]},
+            "not_supported",
+            "part of the type 'image'",
         ),
-        (said(content="x", mask=True), "'mask'"),
-        ({"role": "user", "content": "x", "train": True}, "the role 'user' and 'train': True"),
-        ({"from": "narrator", "value": "x"}, "is from 'narrator'"),
-        ({"role": "human", "content": "x"}, "has the role 'human'"),
-        ({"role": ["user"], "content": "x"}, "has the role ['user']"),
-        ({"role": "user", "content": {"text": "x"}}, "a dict as content"),
-        ({"role": "user", "content": [{"type": "text"}]}, "whose part 0 is not a text"),
-        ({"role": "user", "content": ["x"]}, "whose part 0 is not a text"),
-        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}, "a part of the type 'image'"),
-        ({"role": "user", "content": "x", "images": ["a.png"]}, "has 'images'"),
-        (
-            {"role": "user", "content": [{"type": "input_audio"}]},
-            "training on images, video and audio is not supported",
-        ),
+        ({"role": "user", "content": "x", "images": ["a.png"]}, "not_supported", "'images'"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "not_supported", "'input_audio'"),
     ],
 )
-def test_message_that_would_be_misread_is_a_fault(message: dict, problem: str) -> None:
+def test_message_that_would_be_misread_is_a_fault(message: dict, code: FaultCode, said: str) -> None:
     with pytest.raises(MessageFault) as caught:
         read_message(message)
-    assert problem in str(caught.value) and caught.value.reason
+    assert caught.value.code == code and said in str(caught.value) and caught.value.reason
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
@@ -179,7 +175,8 @@ def test_lone_surrogate_in_json_text_is_fault(examples: Callable[..., ExampleSet
     text = '[{"role": "user", "content": "\\ud800"}]' if column == "messages" else '[{"name": "\\ud800"}]'
     with pytest.raises(DataError) as caught:
         examples([{**row, column: text}])
-    assert caught.value.faults[0].place.endswith("rows.jsonl:1") and f"'{column}'" in caught.value.faults[0].problem
+    (fault,) = caught.value.faults
+    assert fault.code == "malformed" and fault.place.endswith("rows.jsonl:1") and f"'{column}'" in fault.problem
 
 
 def test_keys_that_nothing_reads_are_named() -> None:

@@ -22,7 +22,7 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data import tables
 from roll.data.prompts import PromptSet, prepare_prompts
-from roll.errors import ConfigError, DataError
+from roll.errors import ConfigError, DataError, FaultCode
 from tests import limits
 from tests.faults import coded
 
@@ -78,34 +78,32 @@ def test_messages_and_parquet(tmp_path: Path, tokenizer: PreTrainedTokenizerFast
     assert prompt.row == {"messages": messages, "ground_truth": "1"}
 
 
-BAD_PROMPTS = [
-    ('{"prompt": "a"', "is not JSON"),
-    ("[1]", "is not an object but a list"),
-    ({"promt": "a", "answer": 1}, "column 'prompt' is missing (did you mean 'promt'?); the row has: promt, answer"),
-    ({"prompt": None}, "column 'prompt' is null"),
-    ({"prompt": 7}, "'prompt' is a int: 7"),
-    ({"prompt": ["a"]}, "'prompt' is a list: ['a']"),
-    ({"prompt": " \n"}, "'prompt' has no text"),
+BAD_PROMPTS: list[tuple[Any, FaultCode, str]] = [
+    ('{"prompt": "a"', "malformed", "is not JSON"),
+    ("[1]", "malformed", " a list"),
+    ({"promt": "a", "answer": 1}, "missing", "'prompt' is missing (did you mean 'promt'?); the row has: promt, answer"),
+    ({"prompt": None}, "missing", "'prompt' is null"),
+    ({"prompt": 7}, "wrong_type", "'prompt' is a int: 7"),
+    ({"prompt": ["a"]}, "wrong_type", "'prompt' is a list: ['a']"),
+    ({"prompt": " \n"}, "empty", "'prompt'"),
 ]
-BAD_MESSAGES = [
-    ({"messages": "hello"}, "'messages' is text that is not JSON (Expecting value: line 1 column 1 (char 0)): 'hello'"),
-    ({"messages": '"hello"'}, "'messages' is a str: 'hello'"),
-    ({"messages": '{"role": "user"}'}, "'messages' is a dict: {'role': 'user'}"),
-    ({"messages": 7}, "'messages' is a int: 7"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "of the type 'image_url': training on images, video and audio",
-    ),
-    ({"messages": []}, "'messages' is an empty list"),
-    ({"messages": ["hello"]}, "'messages' item 0 is a str, not an object: 'hello'"),
-    ({"messages": [{"content": "a"}]}, "'messages' item 0 has the role None"),
-    ({"messages": [{"role": "human", "content": "a"}]}, "'messages' item 0 has the role 'human'"),
-    ({"messages": [{"role": "user", "content": None}]}, "'messages' item 0 has a NoneType as content: None"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "'messages' item 0 has a list as content"),
-    ({"messages": [{"role": "user", "content": ""}]}, "'messages' item 0 (role 'user') has no text"),
+BAD_MESSAGES: list[tuple[Any, FaultCode, str]] = [
+    ({"messages": "hello"}, "malformed", "(Expecting value: line 1 column 1 (char 0)): 'hello'"),
+    ({"messages": '"hello"'}, "wrong_type", "'messages' is a str: 'hello'"),
+    ({"messages": '{"role": "user"}'}, "wrong_type", "'messages' is a dict: {'role': 'user'}"),
+    ({"messages": 7}, "wrong_type", "'messages' is a int: 7"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not_supported", "type 'image_url'"),
+    ({"messages": []}, "empty", "'messages'"),
+    ({"messages": ["hello"]}, "wrong_type", "'messages' item 0 is a str"),
+    ({"messages": [{"content": "a"}]}, "not_allowed", "'messages' item 0 has the role None"),
+    ({"messages": [{"role": "human", "content": "a"}]}, "not_allowed", "'messages' item 0 has the role 'human'"),
+    ({"messages": [{"role": "user", "content": None}]}, "missing", "'messages' item 0 "),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "wrong_type", "'messages' item 0 has a list"),
+    ({"messages": [{"role": "user", "content": ""}]}, "empty", "'messages' item 0 (role 'user')"),
     (
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-        "ends with a message of the role 'ass",
+        "not_allowed",
+        "role 'assistant'",
     ),
 ]
 
@@ -115,13 +113,13 @@ def test_every_bad_row_is_named_before_training(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict, column: str, cases: list
 ) -> None:
     good = {"prompt": "fine", "messages": [{"role": "user", "content": "fine"}]}
-    path = write_jsonl([good, *(row for row, _ in cases), good])
+    path = write_jsonl([good, *(row for row, _, _ in cases), good])
     with pytest.raises(DataError) as caught:
         prepare_prompts(arguments(path, **{column: column}), tokenizer, 100, one_domain, tmp_path / "cache")
     faults = caught.value.faults
-    assert [fault.place for fault in faults] == [f"{path}:{number}" for number in range(2, 2 + len(cases))]
-    for fault, (_, problem) in zip(faults, cases, strict=True):
-        assert problem in fault.problem
+    assert coded(faults) == [(code, f"{path}:{number}") for number, (_, code, _) in enumerate(cases, start=2)]
+    for fault, (_, _, said) in zip(faults, cases, strict=True):
+        assert said in fault.problem
         assert fault.remedy
 
 
@@ -242,15 +240,18 @@ def test_native_without_a_template_is_an_error(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
     data_args = arguments(write_jsonl([{"prompt": "p"}]), template="native")
-    with pytest.raises(DataError, match="data_args.template"):
+    with pytest.raises(DataError, match="'native'") as caught:
         prepare_prompts(data_args, tokenizer, 100, one_domain, tmp_path / "cache")
+    assert coded(caught.value.faults) == [("unfit", "data_args.template")]
 
 
 def test_an_empty_file_is_an_error(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, one_domain: dict
 ) -> None:
-    with pytest.raises(DataError, match="has no rows"):
-        prepare_prompts(arguments(write_jsonl([""])), tokenizer, 100, one_domain, tmp_path / "cache")
+    path = write_jsonl([""])
+    with pytest.raises(DataError) as caught:
+        prepare_prompts(arguments(path), tokenizer, 100, one_domain, tmp_path / "cache")
+    assert coded(caught.value.faults) == [("empty", path)]
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
 
 

@@ -18,6 +18,7 @@ from roll.config.schema.roles import RewardConfig
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.rows import RowFault, read_row, reference_at
 from roll.errors import DataError
+from tests.faults import coded
 
 ASK = [{"role": "user", "content": "One?"}]
 VERL = {
@@ -93,6 +94,7 @@ def test_reference_path_names_column_or_nested_value(row: dict, path: str, found
 def test_unknown_reference_path_suggests_near_names(path: str, problem: str) -> None:
     with pytest.raises(RowFault) as caught:
         reference_at(VERL, path)
+    assert caught.value.code == "missing"
     assert f"data_args.ground_truth is '{path}'" in caught.value.problem and problem in caught.value.problem
     assert "data_args.ground_truth" in caught.value.remedy
 
@@ -102,7 +104,7 @@ def test_row_without_configured_reference_is_fault(prepared: Callable[..., Promp
     (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError) as caught:
         prepared(path, prompt="q", ground_truth="solution")
-    assert [fault.place.rpartition(":")[2] for fault in caught.value.faults] == ["2", "3"]
+    assert coded(caught.value.faults) == [("missing", f"{path}:2"), ("missing", f"{path}:3")]
 
 
 def test_another_reference_column_is_another_table(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:
@@ -122,4 +124,5 @@ def test_prompt_of_messages_is_pointed_to_messages_key(prepared: Callable[..., P
     (path := tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": ASK, "solution": "1"}))
     with pytest.raises(DataError) as caught:
         prepared(path, prompt="prompt", ground_truth="solution")
-    assert "data_args.messages=prompt" in caught.value.faults[0].remedy
+    (fault,) = caught.value.faults
+    assert fault.code == "wrong_type" and "data_args.messages=prompt" in fault.remedy

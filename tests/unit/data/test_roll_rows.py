@@ -180,8 +180,9 @@ def test_a_truth_value_as_text_is_a_fault(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     for given in ({"enable_thinking": value}, json.dumps({"enable_thinking": value})):
-        with pytest.raises(DataError, match="'enable_thinking' as the text"):
+        with pytest.raises(DataError, match=f"'enable_thinking' .* '{value}'") as caught:
             prepared([{"messages": ASK, "chat_template_kwargs": given}], domains("math_rule"), template="native")
+        assert [fault.code for fault in caught.value.faults] == ["wrong_type"]
 
 
 @pytest.mark.parametrize("key", ["thinking", "enable", "message", "tool", "tokenize", "add_generation_prompt"])
@@ -189,8 +190,9 @@ def test_argument_unknown_to_template_is_fault(
     prepared: Callable[..., PromptSet], tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
-    with pytest.raises(DataError, match="template"):
+    with pytest.raises(DataError, match=f"'{key}'") as caught:
         prepared([{"messages": ASK, "chat_template_kwargs": {key: True}}], domains("math_rule"), template="native")
+    assert [fault.code for fault in caught.value.faults] == ["not_supported"]
 
 
 def test_examples_of_the_offline_pipelines_are_read_alike(

@@ -14,7 +14,8 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.prompts import PromptSet, prepare_prompts
 from roll.data.sampler import ExampleSampler, PromptSampler
-from roll.errors import DataError
+from roll.errors import DataError, FaultCode
+from tests.faults import coded
 
 
 @pytest.fixture
@@ -107,17 +108,21 @@ def test_a_domain_with_share_0_is_not_drawn(prompts: PromptSet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "problem"),
+    ("shares", "code", "key", "said"),
     [
-        ({"a": 0.5, "b": 0.5, "d": 0.1}, "names no reward domain"),
-        ({"a": 0.5, "b": 0.5, "c": 0.1}, "no prompt belongs to that domain"),
-        ({"a": 1.0}, "leaves out the domain 'b', which has 4 prompts"),
-        ({"a": 0.0, "b": 0.0}, "sums to 0"),
+        ({"a": 0.5, "b": 0.5, "d": 0.1}, "unknown_name", ".d", ""),
+        ({"a": 0.5, "b": 0.5, "c": 0.1}, "empty", ".c", "0.1"),
+        ({"a": 1.0}, "missing", "", "'b', which has 4 "),
+        ({"a": 0.0, "b": 0.0}, "out_of_range", "", "0"),
     ],
 )
-def test_shares_that_cannot_be_are_errors(prompts: PromptSet, shares: dict[str, float], problem: str) -> None:
-    with pytest.raises(DataError, match=problem):
+def test_shares_that_cannot_be_are_errors(
+    prompts: PromptSet, shares: dict[str, float], code: FaultCode, key: str, said: str
+) -> None:
+    with pytest.raises(DataError) as caught:
         PromptSampler(prompts, 1, shares)
+    (fault,) = caught.value.faults
+    assert coded([fault]) == [(code, f"data_args.domain_interleave_probs{key}")] and said in fault.problem
 
 
 def test_lessons_are_drawn_and_resumed_the_same_way() -> None:
