@@ -228,7 +228,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "evaluation/test_statistics.py::test_an_effective_size_lies_between_prompts_and_responses",
     ),
     "shares lag one draw": Mutant(
-        "roll/data/sampler.py",
+        "roll/data/prompts.py",
         "shares[name] * (drawn + 1)",
         "shares[name] * drawn",
         "data/test_sampler.py::test_the_first_draws_by_hand",

@@ -25,7 +25,7 @@ from roll.config.derived.batch import plan_batch
 from roll.config.load.loader import checked_config
 from roll.config.plan.memory import compiles
 from roll.config.schema.offline import SftConfig
-from roll.data.sampler import ExampleSampler
+from roll.data.examples import ExampleSampler
 from roll.models.packed import packed_inputs
 from roll.runs.offline.batches import given_batch
 from roll.runs.offline.wiring import prepare_rows

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.agents.environments.frozen_lake import ACTIONS, Cell, FrozenLake
-from roll.data.sampler import FIRST_HELD_OUT
+from roll.data.prompts import FIRST_HELD_OUT
 
 WALKS = 8000
 SENSIBLE = 0.2

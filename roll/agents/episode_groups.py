@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roll.agents.episodes import Player
-from roll.data.sampler import SEED
+from roll.data.prompts import SEED
 from roll.rollout.filters import has_verdict
 from roll.rollout.group import GroupSampler, Scorer, gather_or_cancel, prompt_seed, sample_seed, sampled_so
 from roll.rollout.record import observed

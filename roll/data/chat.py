@@ -31,8 +31,10 @@ from roll.data.native import (
     special_marks,
 )
 from roll.data.turns import RenderMessages, Turns, inline, is_learnt, marked_pieces
+from roll.errors import DataError, Fault
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 MarkedSpans = Callable[[Messages], Sequence[tuple[int, int]]]
 """messages -> spans of their text that the template marks as generated, [first, end) in characters"""
 
@@ -52,8 +54,11 @@ class Render(Protocol):
 
 WRITTEN = MORE[:2]
 """Optional keys of an assistant's turn. A template that ignores one would leave a part of the turn out."""
+
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
+
 MARKED: Mapping[str, Sequence[str]] = dict.fromkeys(("chatml", "qwen2_5"), ("<|im_start|>", "<|im_end|>"))
 """Marks that roll's own templates write, by template."""
 
@@ -125,6 +130,39 @@ def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> ChatTemp
     return ChatTemplate(template, tokenizer)
 
 
+def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+    """Return the renderer of `data_args.template`.
+
+    Raises:
+        DataError: the template does not fit the tokenizer, or does not read a key of `chat_template_kwargs`.
+    """
+    try:
+        found = renderer(data_args.template, tokenizer)
+    except ValueError as error:
+        problem = f"is '{data_args.template}', but {error}"
+        raise DataError([Fault("data_args.template", problem, template_remedy(data_args.template), "unfit")]) from error
+    if unread := found.unread(data_args.chat_template_kwargs or {}):
+        problem = f"has '{unread[0]}', which the template '{data_args.template}' does not read"
+        raise DataError(
+            [
+                Fault(
+                    "data_args.chat_template_kwargs",
+                    problem,
+                    "remove it, or use a tokenizer whose template reads it",
+                    "unread",
+                )
+            ]
+        )
+    return found
+
+
+def template_remedy(template: str) -> str:
+    """Return the remedy for a template that does not fit the tokenizer."""
+    if template in MARKED:
+        return "set it to `native` or `raw`, or use a tokenizer that has <|im_start|> and <|im_end|>"
+    return "set it to `chatml`, `qwen2_5` or `raw`, or use a tokenizer that has a chat template"
+
+
 def check_marks(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError if a mark of one of roll's own templates is not a single token of the tokenizer."""
     for mark in MARKED.get(template, ()):
@@ -154,6 +192,9 @@ def raw(messages: Messages, generate: bool) -> str:
     if last["role"] == "assistant":
         return text + last["content"]
     return f"{text}\n\n{last['content']}" if text else last["content"]
+
+
+OWN_TEMPLATES: Mapping[str, RenderMessages] = {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}
 
 
 def render_example(
@@ -230,16 +271,6 @@ def render_turns(
         pieces += [context + before, *parts]
         context = following
     return pieces
-
-
-def template_remedy(template: str) -> str:
-    """Return the remedy for a template that does not fit the tokenizer."""
-    if template in MARKED:
-        return "set it to `native` or `raw`, or use a tokenizer that has <|im_start|> and <|im_end|>"
-    return "set it to `chatml`, `qwen2_5` or `raw`, or use a tokenizer that has a chat template"
-
-
-OWN_TEMPLATES: Mapping[str, RenderMessages] = {"chatml": chatml, "qwen2_5": qwen2_5, "raw": raw}
 
 
 CALLS = [

@@ -1,4 +1,4 @@
-"""Sets of given responses for the offline pipelines. Sources and checks are those of prompts."""
+"""Sets of given responses for the offline pipelines, and their draws. Sources and checks are those of prompts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
-from roll.data.chat import ChatTemplate, TemplateFault, render_example, render_turns
+from roll.data.chat import ChatTemplate, TemplateFault, checked_renderer, render_example, render_turns
 from roll.data.messages import UNLEARNT
 from roll.data.native import Messages
-from roll.data.prompts import checked_renderer
+from roll.data.prompts import Shuffle
 from roll.data.rows import (
     Conversation,
     RowFault,
@@ -369,3 +369,29 @@ def _nothing_left(
     ]
     remedy = "check that the responses are not empty, and that the tokenizer supports their language and template"
     return [*faults, *(Fault(file, f"{count} rows: {WORDLESS}", remedy, "empty") for file, count in wordless.items())]
+
+
+class ExampleSampler:
+    """Draws rows that contain their responses (examples). Each epoch is one shuffle of the set."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._seed = seed
+        self._stream = Shuffle(size, seed)
+
+    def draw(self, count: int) -> list[int]:
+        """Return the indices of the next `count` examples. A batch may span two epochs."""
+        return [self._stream.draw() for _ in range(count)]
+
+    def ahead(self, count: int) -> list[int]:
+        """Return the indices of the next `count` draws without drawing them."""
+        copy = ExampleSampler(self._stream.size, self._seed)
+        copy.load_state_dict(self.state_dict())
+        return copy.draw(count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as JSON-serialisable values."""
+        return {"stream": self._stream.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a position that `state_dict` returned. Rows and seed must be the same."""
+        self._stream.load_state_dict(state["stream"])

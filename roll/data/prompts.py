@@ -1,17 +1,23 @@
 """Prompts for RL. All rows are checked, assigned to a reward domain, rendered and tokenised before training starts;
 during training they are read from disk. Rows that are left out, or that name no domain, are warned about.
+
+Environments may generate their own tasks from seeds instead. Several sets can be joined.
+
+Prompts are drawn deterministically: a draw depends only on the seed, the domain and the position. The state, from which
+a sampler can be restored exactly, is therefore just the position of each stream.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import datasets
 import numpy as np
@@ -21,25 +27,21 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
-from roll.data.chat import ChatTemplate, Render, render_example, renderer, template_remedy
-from roll.data.native import special_marks
-from roll.data.rows import Conversation, RowFault, prompt_conversation, read_row, remarks_of, template_arguments
+from roll.data.chat import ChatTemplate, checked_renderer
+from roll.data.rows import RowFault, prompt_conversation, read_row, remarks_of, template_arguments
 from roll.data.sources import find_sources
 from roll.data.tables import (
     BATCH_ROWS,
     DOMAIN,
     Preparation,
     Texts,
-    adds_space,
     check_ids,
     check_rows,
     column,
-    continuation,
     count_by_file,
     count_remarks,
     cut_of,
     identity,
-    left_open,
     place_of,
     prepared_table,
     row_faults,
@@ -47,10 +49,17 @@ from roll.data.tables import (
 from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import ConfigError, DataError, Fault
 from roll.registry import nearest
-from roll.types import Bools, Ints, Prompt
+from roll.types import Bools, Prompt
 
+LOG = logging.getLogger(__name__)
 DEFAULT_DOMAIN = "math_rule"
 """Name of the reward domain of rows that name no domain, as in ROLL."""
+SEED = "seed"
+"""Column with the seed from which the environment generates the task."""
+FIRST_HELD_OUT = 1 << 30
+"""First seed of held-out tasks, above all training seeds."""
+MOST_NAMED = 20
+"""Largest number of tags in a warning. Those with the most rows come first."""
 
 
 class Label(NamedTuple):
@@ -131,72 +140,6 @@ def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict
     return routes
 
 
-def requested_conversation(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> Conversation:
-    """Return the messages that the policy was asked to answer.
-
-    Args:
-        sources: settings of the data sets that the row may come from. The first one whose prompt column the row has is
-            used.
-
-    Raises:
-        RowFault: the row fits none of the data sets. This cannot happen for a row that was checked when it was
-            prepared.
-    """
-    of_row = [columns for columns in sources if row.get(columns.messages or columns.prompt or "") is not None]
-    return prompt_conversation(row, (of_row or sources)[0])
-
-
-def question_text(conversation: Conversation) -> str:
-    """Return the conversation as text: the message alone if there is one, or else every message with its role.
-
-    System messages are left out.
-    """
-    turns = [message for message in conversation if message["role"] != "system"]
-    if len(turns) == 1:
-        return turns[0]["content"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in turns)
-
-
-def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Callable[[str], Ints]:
-    """Return the function that converts a user's message to the tokens of a prompt. It raises TemplateFault if the
-    template rejects one.
-
-    Args:
-        special_tokens: whether the tokenizer adds the special tokens that begin a text. False if the template writes
-            them.
-    """
-    return lambda message: open_tokens(render([{"role": "user", "content": message}], True), tokenizer, special_tokens)
-
-
-def answered_encoder(
-    render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool
-) -> Callable[[Conversation, str], Ints]:
-    """Return the function that converts a conversation and its response to tokens, as for training a reward model
-    (`prepare_examples`).
-
-    It raises TemplateFault if the template rejects the conversation.
-    """
-    end = tokenizer.eos_token if isinstance(tokenizer.eos_token, str) else ""
-    marks = special_marks(tokenizer, str(tokenizer.chat_template or ""))
-
-    def encode(conversation: Conversation, response: str) -> Ints:
-        prompt, answer = render_example([*conversation, {"role": "assistant", "content": response}], render, end, marks)
-        given = open_tokens(prompt, tokenizer, special_tokens)
-        plain: Any = tokenizer.encode(answer, add_special_tokens=False)
-        continued = continuation(tokenizer, prompt, answer) if adds_space(tokenizer) else plain
-        return np.concatenate([given, np.asarray(continued, np.int32)])
-
-    return encode
-
-
-def open_tokens(text: str, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Ints:
-    """Return the tokens of a text that another one continues, without the special tokens that the tokenizer appends."""
-    found = tokenizer(text, add_special_tokens=special_tokens, return_special_tokens_mask=True, verbose=False)
-    token_ids: Any = found["input_ids"]
-    added: Any = found["special_tokens_mask"]
-    return np.asarray(left_open(token_ids, added) if special_tokens else token_ids, np.int32)
-
-
 @dataclass(frozen=True)
 class PromptSet:
     """The usable prompts of a data set. Rows stay memory-mapped; a `Prompt` is built on demand."""
@@ -212,7 +155,7 @@ class PromptSet:
     too_long: Mapping[str, int]
     """Number of rows of each file that were dropped because their prompt exceeds `prompt_length`."""
     unknown_tags: Mapping[str, int]
-    """Number of prompts by tag, for tags that no reward domain includes. `routes.DEFAULT_DOMAIN` scores these prompts.
+    """Number of prompts by tag, for tags that no reward domain includes. `DEFAULT_DOMAIN` scores these prompts.
     """
     unknown_domains: Mapping[str, int]
     """Number of prompts by `domain`, for values that name no reward domain. The prompts' tag decides instead."""
@@ -266,7 +209,7 @@ def prepare_prompts(
     """Read, check, render and tokenise all rows once. Later calls with the same files and tokenizer read the cache.
 
     Prompts longer than `prompt_length` tokens are dropped and counted. A row belongs to the reward domain in its column
-    `domain`, or else to the domain whose `tag_included` lists its tag, or else to `routes.DEFAULT_DOMAIN` if it exists.
+    `domain`, or else to the domain whose `tag_included` lists its tag, or else to `DEFAULT_DOMAIN` if it exists.
     If there is only one domain, rows without a tag belong to it.
 
     Args:
@@ -316,32 +259,6 @@ def prepare_prompts(
     )
 
 
-def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
-    """Return the renderer of `data_args.template`.
-
-    Raises:
-        DataError: the template does not fit the tokenizer, or does not read a key of `chat_template_kwargs`.
-    """
-    try:
-        found = renderer(data_args.template, tokenizer)
-    except ValueError as error:
-        problem = f"is '{data_args.template}', but {error}"
-        raise DataError([Fault("data_args.template", problem, template_remedy(data_args.template), "unfit")]) from error
-    if unread := found.unread(data_args.chat_template_kwargs or {}):
-        problem = f"has '{unread[0]}', which the template '{data_args.template}' does not read"
-        raise DataError(
-            [
-                Fault(
-                    "data_args.chat_template_kwargs",
-                    problem,
-                    "remove it, or use a tokenizer whose template reads it",
-                    "unread",
-                )
-            ]
-        )
-    return found
-
-
 def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: ChatTemplate, unwritten: Unwritten) -> Texts:
     render_row = partial(
         render, generate=True, further={**(data_args.chat_template_kwargs or {}), **template_arguments(row)}
@@ -366,9 +283,227 @@ def _all_too_long(name: str, count: int, prompt_length: int, shortest: int) -> F
     )
 
 
-LOG = logging.getLogger(__name__)
-MOST_NAMED = 20
-"""Largest number of tags in a warning. Those with the most rows come first."""
+class Prompts(Protocol):
+    """A sequence of prompts."""
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Return all domains of the run."""
+        ...
+
+    @property
+    def domain_index(self) -> NDArray[np.int16]:
+        """Return the domain of each prompt, [prompts], as an index into `domains`."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Return a text that identifies the prompts and their order. A resumed run must have the same."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def prompt(self, index: int, prompt_id: int) -> Prompt:
+        """Return the prompt at `index`, 0 <= index < len(self), with the given `prompt_id`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Implements `Prompts`: tasks that environments generate from seeds. The environment's reset returns the text."""
+
+    domains: tuple[str, ...]
+    counts: Mapping[str, int]
+    """Number of tasks by domain."""
+    first: int = 0
+    """Seed of the first task of each domain."""
+
+    @property
+    def domain_index(self) -> NDArray[np.int16]:
+        """See `Prompts`."""
+        return np.repeat(
+            np.array([self.domains.index(name) for name in self.counts], np.int16), list(self.counts.values())
+        )
+
+    @property
+    def identity(self) -> str:
+        """See `Prompts`."""
+        counted = ", ".join(f"{count} of {domain}" for domain, count in self.counts.items())
+        return f"tasks from seed {self.first}: {counted}"
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    def prompt(self, index: int, prompt_id: int) -> Prompt:
+        """See `Prompts`."""
+        number = index
+        for domain, count in self.counts.items():
+            if number < count:
+                return Prompt(prompt_id, np.zeros(0, np.int32), "", domain, {SEED: self.first + number})
+            number -= count
+        raise IndexError(index)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Implements `Prompts`: concatenates several sets."""
+
+    sets: Sequence[Prompts]
+    """One or more sets with the same domains."""
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """See `Prompts`."""
+        return self.sets[0].domains
+
+    @property
+    def domain_index(self) -> NDArray[np.int16]:
+        """See `Prompts`."""
+        return np.concatenate([one.domain_index for one in self.sets])
+
+    @property
+    def identity(self) -> str:
+        """See `Prompts`."""
+        return "; ".join(one.identity for one in self.sets)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sets))
+
+    def prompt(self, index: int, prompt_id: int) -> Prompt:
+        """See `Prompts`."""
+        number = index
+        for one in self.sets:
+            if number < len(one):
+                return one.prompt(number, prompt_id)
+            number -= len(one)
+        raise IndexError(index)
+
+
+class Shuffle:
+    """An endless stream of indices in [0, size): a new permutation in each epoch."""
+
+    def __init__(self, size: int, seed: int, name: str = "") -> None:
+        assert size > 0, "a stream needs at least one index"
+        self.size = size
+        self.position = 0
+        """Number of draws so far, over all epochs."""
+        self._key = (seed, zlib.crc32(name.encode()))
+        self._epoch = -1
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of completed epochs."""
+        return self.position // self.size
+
+    def draw(self) -> int:
+        """Return the next index."""
+        if self._epoch != self.epoch:
+            self._epoch = self.epoch
+            self._order = np.random.default_rng([*self._key, self._epoch]).permutation(self.size)
+        index = int(self._order[self.position % self.size])
+        self.position += 1
+        return index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.position = state["position"]
+
+
+class PromptSampler:
+    """Draws prompts over epochs.
+
+    Without shares, each epoch is one shuffle of all prompts. With shares, every draw goes to the domain that is
+    furthest behind its share, so that after any number of draws each domain is within about one prompt of its share.
+    """
+
+    def __init__(self, prompts: Prompts, seed: int, domain_interleave_probs: Mapping[str, float] | None = None) -> None:
+        """
+        Args:
+            domain_interleave_probs: share of each domain among the draws; None draws all prompts equally often.
+
+        Raises:
+            DataError: the shares name an unknown or empty domain, leave out a domain, or are all 0.
+        """
+        self._prompts = prompts
+        self._shares = None if domain_interleave_probs is None else _shares(prompts, domain_interleave_probs)
+        if self._shares is None:
+            self._members = {"": np.arange(len(prompts))}
+        else:
+            self._members = {
+                name: np.flatnonzero(prompts.domain_index == prompts.domains.index(name)) for name in self._shares
+            }
+        self._streams = {name: Shuffle(len(members), seed, name) for name, members in self._members.items()}
+
+    @property
+    def drawn(self) -> int:
+        """Return the number of prompts drawn so far. It is the `prompt_id` of the next prompt."""
+        return sum(stream.position for stream in self._streams.values())
+
+    def draw(self, count: int) -> list[Prompt]:
+        """Draw the next `count` prompts. Their `prompt_id` counts from 0 over the whole run."""
+        return [self._next() for _ in range(count)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as JSON-serialisable values."""
+        return {"streams": {name: stream.state_dict() for name, stream in self._streams.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a position that `state_dict` returned. Rows, seed and shares must be the same."""
+        for name, stream in self._streams.items():
+            stream.load_state_dict(state["streams"][name])
+
+    def _next(self) -> Prompt:
+        prompt_id = self.drawn
+        name = "" if self._shares is None else self._most_behind(self._shares, prompt_id)
+        return self._prompts.prompt(int(self._members[name][self._streams[name].draw()]), prompt_id)
+
+    def _most_behind(self, shares: Mapping[str, float], drawn: int) -> str:
+        return max(shares, key=lambda name: shares[name] * (drawn + 1) - self._streams[name].position)
+
+
+def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, float]:
+    """Return the positive shares, scaled so that they sum to 1. Raises DataError as `PromptSampler` does."""
+    place = "data_args.domain_interleave_probs"
+    rows = {name: int(np.count_nonzero(prompts.domain_index == index)) for index, name in enumerate(prompts.domains)}
+    faults = [
+        Fault(
+            f"{place}.{name}",
+            f"names no reward domain{nearest(name, rows)}",
+            f"use only: {', '.join(rows)}",
+            "unknown_name",
+        )
+        for name in probabilities
+        if name not in rows
+    ]
+    faults += [
+        Fault(
+            f"{place}.{name}",
+            f"is {share}, but no prompt belongs to that domain",
+            "set it to 0, or add rows with one of its tags",
+            "empty",
+        )
+        for name, share in probabilities.items()
+        if share > 0 and rows.get(name) == 0
+    ]
+    faults += [
+        Fault(
+            place,
+            f"leaves out the domain '{name}', which has {count} prompts",
+            "give it a share; 0 leaves its prompts out",
+            "missing",
+        )
+        for name, count in rows.items()
+        if count and name not in probabilities
+    ]
+    total = sum(probabilities.values())
+    if total <= 0:
+        faults.append(Fault(place, "sums to 0", "give at least one domain a share above 0", "out_of_range"))
+    if faults:
+        raise DataError(faults)
+    return {name: share / total for name, share in probabilities.items() if share > 0}
 
 
 def warn_of_rows(counts: Mapping[str, int], what: str) -> None:

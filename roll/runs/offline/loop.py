@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from roll.data.sampler import ExampleSampler
+from roll.data.examples import ExampleSampler
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt

@@ -26,6 +26,7 @@ from roll.data.chat import NO_END, EndOfTurn, ends_of
 from roll.data.examples import (
     WORDLESS,
     Example,
+    ExampleSampler,
     ExampleSequence,
     ExampleSet,
     Kind,
@@ -34,7 +35,6 @@ from roll.data.examples import (
     prepare_examples,
 )
 from roll.data.prompts import warn_of_rows
-from roll.data.sampler import ExampleSampler
 from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.models.value import load_scores, pad_token, scored_token
 from roll.runs.checkpointer import OnloadedTrainer

@@ -11,8 +11,8 @@ from roll.config.derived.placement import model_roles, turns
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.chat import EndOfTurn
+from roll.data.prompts import Prompts
 from roll.data.renderers.base import ChatRenderer
-from roll.data.sampler import Prompts
 from roll.models.load import check_readable, load_tokenizer
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward

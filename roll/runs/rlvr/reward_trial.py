@@ -28,10 +28,9 @@ from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import TemplateFault
-from roll.data.prompts import PromptSet
+from roll.data.prompts import Joined, Prompts, PromptSet
 from roll.data.renderers.base import ChatRenderer
 from roll.data.rows import RowFault
-from roll.data.sampler import Joined, Prompts
 from roll.errors import BadInput, ConfigError, DataError, EnvironmentFailed, Fault
 from roll.hosted.process import HostedProcessFailed
 from roll.rewards.answers import ground_truth

@@ -40,10 +40,18 @@ from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, ReferenceConfig
 from roll.data.chat import EndOfTurn, ends_of
 from roll.data.native import ASKED
-from roll.data.prompts import prepare_prompts, warn_of_routes, warn_of_rows
+from roll.data.prompts import (
+    FIRST_HELD_OUT,
+    Joined,
+    Prompts,
+    PromptSampler,
+    Tasks,
+    prepare_prompts,
+    warn_of_routes,
+    warn_of_rows,
+)
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
-from roll.data.sampler import FIRST_HELD_OUT, Joined, Prompts, PromptSampler, Tasks
 from roll.data.tables import EMBEDDING_REMEDY
 from roll.engines.actor_infer import ActorInfer
 from roll.errors import DataError, Fault

@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from roll.config.schema.model import DataConfig
 from roll.data.chat import renderer
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
-from roll.data.prompts import answered_encoder
 from roll.data.unwritten import UNWRITTEN
 from roll.errors import DataError, FaultCode
+from roll.runs.rlvr.reward_models import answered_encoder
 from tests.faults import coded
 
 Write = Callable[..., str]

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
-from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.sampler import ExampleSampler, PromptSampler
+from roll.data.examples import ExampleSampler
+from roll.data.prompts import PromptSampler, PromptSet, prepare_prompts
 from roll.errors import DataError, FaultCode
 from tests.faults import coded
 

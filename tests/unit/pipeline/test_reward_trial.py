@@ -15,8 +15,7 @@ from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
-from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.sampler import Joined, Tasks
+from roll.data.prompts import Joined, PromptSet, Tasks, prepare_prompts
 from roll.errors import BadInput, ConfigError, DataError
 from roll.rewards.passing import Bar
 from roll.runs.rlvr.reward_trial import bar_notices, bars_by_domain, check_rewards

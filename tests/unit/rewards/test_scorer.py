@@ -15,9 +15,9 @@ from examples.tiny.make_model import END_ID, PAD_ID, build_tokenizer
 from roll.config.schema.model import DataConfig
 from roll.data.chat import Template, TemplateFault, renderer
 from roll.data.examples import LengthLimits, prepare_examples
-from roll.data.prompts import answered_encoder, message_encoder, question_text, requested_conversation
 from roll.models.value import scored_token
 from roll.rewards.judges.reward_models import Scorer
+from roll.runs.rlvr.reward_models import answered_encoder, message_encoder, question_text, requested_conversation
 from roll.types import Ints, Prompt, RewardOutcome, RewardResult
 
 SYSTEM = {"role": "system", "content": "be brief"}

@@ -15,7 +15,7 @@ import pytest
 
 from roll.agents.environments.base import Step
 from roll.agents.episode_groups import EpisodeGroups, SampledByDomain
-from roll.data.sampler import FIRST_HELD_OUT, Joined, PromptSampler, Tasks
+from roll.data.prompts import FIRST_HELD_OUT, Joined, PromptSampler, Tasks
 from roll.errors import EnvironmentFailed, RollError
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import token_versions

@@ -11,8 +11,7 @@ import numpy as np
 
 from roll.algorithms.advantages import Normalisation
 from roll.config.schema.model import DataConfig
-from roll.data.prompts import PromptSet
-from roll.data.sampler import PromptSampler
+from roll.data.prompts import PromptSampler, PromptSet
 from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience
 from roll.rollout.group import SingleTurns
 from roll.rollout.scheduler import RolloutScheduler

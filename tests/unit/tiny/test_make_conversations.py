@@ -15,8 +15,8 @@ from examples.tiny.make_model import AGENT_POSITIONS, write_model
 from roll.agents.environments.calculator import Calculator
 from roll.config.schema.offline import SftConfig
 from roll.config.schema.rlvr import RlvrConfig
+from roll.data.prompts import FIRST_HELD_OUT
 from roll.data.renderers.families import chat_renderer
-from roll.data.sampler import FIRST_HELD_OUT
 from roll.types import Ints
 from tests.unit.tiny.test_experiments import load
 

@@ -18,8 +18,8 @@ from examples.tiny.make_walks import FIRST_SEED, HELD_OUT, LAKE, SENSIBLE, WALKS
 from roll.agents.environments.frozen_lake import FrozenLake
 from roll.config.schema.offline import SftConfig
 from roll.config.schema.rlvr import RlvrConfig
+from roll.data.prompts import FIRST_HELD_OUT
 from roll.data.renderers.families import chat_renderer
-from roll.data.sampler import FIRST_HELD_OUT
 from roll.types import Ints
 from tests.unit.tiny.test_experiments import load
 
