@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
-from roll.errors import ConfigError
+from roll.errors import ConfigError, Fault
 from roll.pipeline import main
 
 Composition = tuple[DictConfig, set[str]]
@@ -83,15 +83,14 @@ def compositions() -> dict[str, Composition]:
 
 
 @pytest.fixture
-def judged(folder: Path, compositions: dict[str, Composition]) -> Callable[..., str | None]:
-    """Return a function that applies overrides to an experiment and returns the message with its faults, or None if it
-    has none.
+def faults_of(folder: Path, compositions: dict[str, Composition]) -> Callable[..., tuple[Fault, ...]]:
+    """Return a function that applies overrides to an experiment and returns its faults.
 
     Hydra composes each experiment only once. Overrides have the form `key=value`, `+key=value` or `~key`; tests of any
     other argument use `refused_by_command`.
     """
 
-    def judge(*overrides: str, name: str = "sound") -> str | None:
+    def judge(*overrides: str, name: str = "sound") -> tuple[Fault, ...]:
         file = folder / "exp" / f"{name}.yaml"
         composed, passing = compositions.get(text := file.read_text()) or compositions.setdefault(
             text, composition(file)
@@ -106,8 +105,19 @@ def judged(folder: Path, compositions: dict[str, Composition]) -> Callable[..., 
                 make_plan(checked_config(changed, passing - {override.key_or_group for override in parsed}))
         except ConfigError as refusal:
             assert refusal.exit_status == 2
-            return str(refusal)
-        return None
+            return refusal.faults
+        return ()
+
+    return judge
+
+
+@pytest.fixture
+def judged(faults_of: Callable[..., tuple[Fault, ...]]) -> Callable[..., str | None]:
+    """Return a function like `faults_of` that returns the message with the faults, or None if there are none."""
+
+    def judge(*overrides: str, name: str = "sound") -> str | None:
+        faults = faults_of(*overrides, name=name)
+        return str(ConfigError(faults)) if faults else None
 
     return judge
 

@@ -7,116 +7,169 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.test_overrides import assert_said
+from roll.errors import Fault, FaultCode
 from tests.bad_input.test_sets_and_filters import SETS
+from tests.faults import assert_fault
 
 WORLD = "+environments={calculator: {rows: 10}}"
 NO_ROWS = "+environments={calculator: {max_turns: 2}}"
 AGENT, MCP = "+environments.calculator.agent", "environments.calculator.mcp"
 TAG = "environments.calculator.tag_included=[sums]"
 CASES = [
-    (["~rewards"], "rewards", "missing, and there are no environments", "each domain"),
-    (["~actor_train.data_args"], "actor_train.data_args", "missing", "with the data file"),
+    (["~rewards"], "rewards", "missing", "missing, and there are no environments", "each domain"),
+    (["~actor_train.data_args"], "actor_train.data_args", "missing", "missing", "with the data file"),
     (
         ["~actor_train.data_args", NO_ROWS],
         "environments.calculator.rows",
+        "missing",
         "missing, and so is actor_train.data_args",
         "a data file",
     ),
     (
         [WORLD, "+sequence_length=20"],
         "sequence_length",
+        "too_small",
         "20 is less than prompt_length + response_length = 24",
         "at least 24",
     ),
-    ([WORLD, "+sequence_length=65"], "response_length", "up to 65 tokens, but 'model' has 64 positions", "within 64"),
+    (
+        [WORLD, "+sequence_length=65"],
+        "response_length",
+        "too_large",
+        "up to 65 tokens, but 'model' has 64 positions",
+        "within 64",
+    ),
     (
         [WORLD, "+sequence_length=60", "+actor_infer.strategy_args.strategy_config.max_model_len=50"],
         "actor_infer.strategy_args.strategy_config.max_model_len",
+        "too_small",
         "50 is less than sequence_length = 60",
         "at least 60",
     ),
     (
         [WORLD, "environments.calculator.step_timeout=700"],
         "environments.calculator.step_timeout",
+        "not_below",
         "more than episode_timeout",
         "lower it",
     ),
     (
         [WORLD, "environments.calculator.tools=[add]"],
         "environments.calculator.tools[0]",
+        "malformed",
         "'add'",
         "package.module:function",
     ),
-    (["+environments={sums: {tools: ['a:b'], rows: 4}}"], "environments.sums", "no rewards.sums", "add rewards.sums"),
+    (
+        ["+environments={sums: {tools: ['a:b'], rows: 4}}"],
+        "environments.sums",
+        "missing",
+        "no rewards.sums",
+        "add rewards.sums",
+    ),
     (
         [WORLD, f"{AGENT}={{}}"],
         "environments.calculator.agent",
+        "exclusive",
         "exactly one of command and function",
         "set either command or function",
     ),
     (
         [WORLD, f"{AGENT}={{function: play}}"],
         "environments.calculator.agent.function",
+        "malformed",
         "'play'",
         "package.module:function",
     ),
     (
         [WORLD, f"{AGENT}={{command: ['true']}}", "environments.calculator.tools=['a:b']"],
-        *("environments.calculator.tools", "an agent calls its tools itself", "remove it, or remove agent"),
+        *("environments.calculator.tools", "exclusive", "agent", "remove it, or remove agent"),
     ),
     (
         ["+environments={sums: {agent: {command: ['true']}, rows: 4}}"],
         "environments.sums",
+        "missing",
         "no rewards.sums",
         "add rewards.sums",
     ),
     (
         [WORLD, f"{MCP}=[{{command: [a], url: 'http://b'}}]"],
         "environments.calculator.mcp[0]",
+        "exclusive",
         "exactly one",
         "set either command or url",
     ),
-    ([WORLD, f"{MCP}=[{{url: 'b:8000'}}]"], "environments.calculator.mcp[0].url", "'b:8000'", "write http://"),
+    (
+        [WORLD, f"{MCP}=[{{url: 'b:8000'}}]"],
+        "environments.calculator.mcp[0].url",
+        "malformed",
+        "'b:8000'",
+        "write http://",
+    ),
     (
         [WORLD, f"{MCP}=[{{command: [a], call_timeout: 10}}]"],
-        *("environments.calculator.mcp[0].call_timeout", "not below step_timeout", "raise step_timeout"),
+        *("environments.calculator.mcp[0].call_timeout", "not_below", "step_timeout", "raise step_timeout"),
     ),
-    ([WORLD, "environments.calculator.max_turns=0"], "environments.calculator.max_turns", "0", "above 0"),
-    ([WORLD, "adv_estimator=remax"], "adv_estimator", "an episode in an environment has none", "grpo"),
-    ([WORLD, "+overlong_buffer={len: 4}"], "overlong_buffer", "several turns", "remove it"),
+    (
+        [WORLD, "environments.calculator.max_turns=0"],
+        "environments.calculator.max_turns",
+        "out_of_range",
+        "0",
+        "above 0",
+    ),
+    ([WORLD, "adv_estimator=remax"], "adv_estimator", "not_supported", "an episode in an environment has none", "grpo"),
+    ([WORLD, "+overlong_buffer={len: 4}"], "overlong_buffer", "not_supported", "several turns", "remove it"),
     (
         [WORLD, TAG, "rewards.math_rule.tag_included=[sums]"],
         "environments.calculator.tag_included",
+        "duplicate",
         "already belongs to rewards.math_rule",
         "one domain",
     ),
     (
         [WORLD, "+rewards.calculator={reward: math_rule, tag_included: [sums]}"],
         "rewards.calculator.tag_included",
+        "misplaced",
         "go to environments.calculator",
         "move it to environments.calculator.tag_included",
     ),
     (
         [WORLD, SETS, "+validation.sets.held.rows={sums: 4}"],
         "validation.sets.held.rows.sums",
+        "unknown_name",
         "not a domain of environments",
         "its own tasks",
     ),
-    ([WORLD, "+validation={sets: {held: {}}}"], "validation.sets.held.data_args", "missing", "rows of environments"),
+    (
+        [WORLD, "+validation={sets: {held: {}}}"],
+        "validation.sets.held.data_args",
+        "missing",
+        "missing",
+        "rows of environments",
+    ),
     (
         [WORLD, SETS, "+validation.rows={calculator: 4}"],
         "validation.rows",
+        "exclusive",
         "and so is validation.sets",
         "one of the sets",
     ),
-    (["+environments={a b: {}}"], "environments.a b", '"a b"', "a string of the form"),
+    (["+environments={a b: {}}"], "environments.a b", "malformed", '"a b"', "a string of the form"),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "place", "value", "remedy"), CASES, ids=[case[0][-1][:60] for case in CASES])
-def test_it_is_refused(refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str) -> None:
-    assert_said(refused(*overrides), place, value, remedy)
+@pytest.mark.parametrize(
+    ("overrides", "place", "code", "value", "remedy"), CASES, ids=[case[0][-1][:60] for case in CASES]
+)
+def test_it_is_refused(
+    faults_of: Callable[..., tuple[Fault, ...]],
+    overrides: list[str],
+    place: str,
+    code: FaultCode,
+    value: str,
+    remedy: str,
+) -> None:
+    assert_fault(faults_of(*overrides), place, code, value, remedy)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from itertools import product
 
 import pytest
 
+from roll.errors import Fault, FaultCode
+from tests.faults import assert_fault
+
 SAMPLING = "actor_infer.generating_args"
 LOSSES = ("ppo", "pg", "gspo", "topr", "kl_cov")
 SOURCES = ("", "behaviour_log_probs=engine", "behaviour_log_probs=trainer", "behaviour_log_probs=on_policy")
@@ -19,30 +22,69 @@ SHARED = ("actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[1]", 
 KEEP = "weight_sync.kv_cache=keep"
 HF = ("actor_infer.strategy_args.strategy_name=hf_infer", "~actor_infer.strategy_args.strategy_config")
 REFUSED = [
-    ([SOURCES[2], AHEAD], "async_generation_ratio", "behaviour_log_probs trainer makes", "behaviour_log_probs=engine"),
-    ([SOURCES[3], AHEAD], "async_generation_ratio", "older policy", "behaviour_log_probs=engine"),
-    ([*SAMPLINGS[1], AHEAD], "async_generation_ratio", "sampling with top_p 0.9 changes", f"{SAMPLING}.top_p=1"),
-    (["policy_loss=pg", AHEAD], "async_generation_ratio", "pg uses no ratio", "mismatch_correction=tis"),
-    (["rollout_window=10", AHEAD], "rollout_window", "10 is not divisible by rollout_batch_size 4", "8 or 12"),
-    (["max_running_samples=1", APART], "max_running_samples", "1, but actor_infer has 2 engines", "at least 2"),
+    (
+        [SOURCES[2], AHEAD],
+        "async_generation_ratio",
+        "contradiction",
+        "behaviour_log_probs trainer makes",
+        "behaviour_log_probs=engine",
+    ),
+    ([SOURCES[3], AHEAD], "async_generation_ratio", "contradiction", "older policy", "behaviour_log_probs=engine"),
+    (
+        [*SAMPLINGS[1], AHEAD],
+        "async_generation_ratio",
+        "contradiction",
+        "sampling with top_p 0.9 changes",
+        f"{SAMPLING}.top_p=1",
+    ),
+    (
+        ["policy_loss=pg", AHEAD],
+        "async_generation_ratio",
+        "contradiction",
+        "pg uses no ratio",
+        "mismatch_correction=tis",
+    ),
+    (
+        ["rollout_window=10", AHEAD],
+        "rollout_window",
+        "not_divisible",
+        "10 is not divisible by rollout_batch_size 4",
+        "8 or 12",
+    ),
+    (
+        ["max_running_samples=1", APART],
+        "max_running_samples",
+        "too_small",
+        "1, but actor_infer has 2 engines",
+        "at least 2",
+    ),
     (
         ["max_running_samples=8", *HF],
         "max_running_samples",
+        "no_effect",
         "8, but hf_infer answers one prompt at a time",
         "use the strategy vllm",
     ),
-    (["rollout_window=3"], "rollout_window", "3 is not divisible by rollout_batch_size 4", "use 4"),
-    (["rollout_window=8"], "rollout_window", "a step generates only the 4 prompts", "async_generation_ratio above 0"),
+    (["rollout_window=3"], "rollout_window", "not_divisible", "3 is not divisible by rollout_batch_size 4", "use 4"),
+    (
+        ["rollout_window=8"],
+        "rollout_window",
+        "no_effect",
+        "a step generates only the 4 prompts",
+        "async_generation_ratio above 0",
+    ),
     (
         [*SHARED, AHEAD, *HF],
         "async_generation_ratio",
+        "not_supported",
         "strategy hf_infer cannot pause in the middle of a response",
         "the strategy vllm",
     ),
-    ([KEEP], "weight_sync.kv_cache", "async_generation_ratio is 0", "remove it"),
+    ([KEEP], "weight_sync.kv_cache", "no_effect", "async_generation_ratio is 0", "remove it"),
     (
         [*SHARED, AHEAD, KEEP],
         "weight_sync.kv_cache",
+        "contradiction",
         "actor_infer leaves its devices to actor_train",
         "time_sharing=false",
     ),
@@ -50,15 +92,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "place", "value", "remedy"),
+    ("overrides", "place", "code", "value", "remedy"),
     REFUSED,
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )
 def test_what_does_not_go_together_is_refused(
-    refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
+    faults_of: Callable[..., tuple[Fault, ...]],
+    overrides: list[str],
+    place: str,
+    code: FaultCode,
+    value: str,
+    remedy: str,
 ) -> None:
-    message = refused(*overrides)
-    assert place in message and value in message and remedy in message, message
+    assert_fault(faults_of(*overrides), place, code, value, remedy)
 
 
 def changes(message: str) -> list[str]:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from roll.errors import Fault, FaultCode
+from tests.faults import assert_fault
+
 DEEPSPEED = "deepspeed_zero3"
 SIZE = f"+{DEEPSPEED}.tensor_parallel.autotp_size=2"
 STAGE = f"{DEEPSPEED}.zero_optimization.stage"
@@ -20,79 +23,98 @@ CASES = [
     (
         [SIZE, RANKS],
         f"{BLOCK}.autotp_size",
+        "not_supported",
         "2, but transformers cannot load weights into a model that both ZeRO-3 and AutoTP shard",
         "use stage 1 or 2",
     ),
     (
         [*SOUND, f"{STAGE}=0", "actor_train.model_args.dtype=bf16"],
         f"{BLOCK}.autotp_size",
+        "not_supported",
         "in bf16 DeepSpeed's stage 0",
         "use stage 1 or 2",
     ),
     (
         [*SOUND, "actor_train.model_args.dtype=fp16"],
         f"{BLOCK}.autotp_size",
+        "not_supported",
         "only tested with bf16 and fp32",
         "to bf16",
     ),
     (
         [*SOUND, "+actor_train.model_args.lora_target=all-linear"],
         f"{BLOCK}.autotp_size",
+        "not_supported",
         "the adapters are lost",
         "LoRA with ZeRO-3",
     ),
     (
         [*SOUND, f"+{DEEPSPEED}.sequence_parallel_size=2"],
         f"{BLOCK}.autotp_size",
+        "exclusive",
         "sequence_parallel_size is 2",
         "one of the two",
     ),
     (
         [*SOUND, "actor_train.world_size=3"],
         f"{BLOCK}.autotp_size",
+        "not_divisible",
         "2, but actor_train has 3 rank(s)",
         "give a divisor of the ranks",
     ),
     (
         [*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=3", "actor_train.world_size=3"],
         f"{BLOCK}.autotp_size",
+        "not_divisible",
         HEADS,
         "divisor",
     ),
-    ([*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=-2"], f"{BLOCK}.autotp_size", "-2", "at least 0"),
+    (
+        [*SOUND, f"{DEEPSPEED}.tensor_parallel.autotp_size=-2"],
+        f"{BLOCK}.autotp_size",
+        "out_of_range",
+        "-2",
+        "at least 0",
+    ),
     (
         [*SOUND, f"+{DEEPSPEED}.tensor_parallel.preset_model=qwen2"],
         f"{BLOCK}.preset_model",
+        "not_supported",
         "transformers' tensor-parallel plan",
         "autotp_size and tp_overlap_comm",
     ),
     (
         [*SOUND, f"+{DEEPSPEED}.tensor_parallel.vocab_parallel_lm_head=true"],
         f"{BLOCK}.vocab_parallel_lm_head",
+        "not_supported",
         "whole matrix",
         "remove it",
     ),
     (
         [*SOUND, f"+{DEEPSPEED}.tensor_parallel.autotp_sise=2"],
         f"{BLOCK}.autotp_sise",
+        "unknown_key",
         "did you mean 'autotp_size'",
         "remove it",
     ),
     (
         [f"+{DEEPSPEED}.pipeline={{stages: 2}}"],
         "strategy_config.pipeline",
+        "not_supported",
         "PipelineModule",
         "use ZeRO-3, tensor_parallel",
     ),
     (
         [f"+{DEEPSPEED}.expert_parallel={{enabled: true}}"],
         "strategy_config.expert_parallel",
+        "not_supported",
         "finds no experts",
         "use ZeRO-3",
     ),
     (
         [f"+{DEEPSPEED}.autotp_size=2"],
         "strategy_config.autotp_size",
+        "not_supported",
         "belongs in the block tensor_parallel",
         "tensor_parallel: {autotp_size",
     ),
@@ -100,15 +122,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "place", "value", "remedy"), CASES, ids=[" ".join(case[0])[-70:] for case in CASES]
+    ("overrides", "place", "code", "value", "remedy"), CASES, ids=[" ".join(case[0])[-70:] for case in CASES]
 )
 def test_a_combination_is_refused(
-    refused: Callable[..., str], overrides: list[str], place: str, value: str, remedy: str
+    faults_of: Callable[..., tuple[Fault, ...]],
+    overrides: list[str],
+    place: str,
+    code: FaultCode,
+    value: str,
+    remedy: str,
 ) -> None:
-    message = refused(*overrides)
-    faults = message.split("\n  ")
-    said = [index for index, line in enumerate(faults) if f"{place}:" in line]
-    assert said, message
-    fault = "\n".join("\n".join(faults[index : index + 2]) for index in said)
-    assert value in fault, message
-    assert remedy in fault, message
+    assert_fault(faults_of(*overrides), place, code, value, remedy)

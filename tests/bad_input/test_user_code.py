@@ -15,7 +15,9 @@ import pytest
 from roll.algorithms.methods import KINDS
 from roll.config.load import user_code
 from roll.config.load.user_code import InspectedPart, UserPart, ask
+from roll.errors import Fault, FaultCode
 from roll.pipeline import main
+from tests.faults import assert_fault, coded
 
 MODULE = """
 from dataclasses import dataclass
@@ -109,102 +111,141 @@ def part(key: str, name: str, **arguments: Any) -> UserPart:
 
 
 ESTIMATOR, LOSS = "adv_estimator", "policy_loss"
-CASES: list[tuple[UserPart, str, str, str]] = [
+CASES: list[tuple[UserPart, str, FaultCode, str, str]] = [
     (
         part(ESTIMATOR, "my_methds:plain"),
         ESTIMATOR,
+        "not_found",
         "no module 'my_methds' (did you mean 'my_methods'?)",
         "working directory",
     ),
     (
         part(ESTIMATOR, "my_methods:plane"),
         ESTIMATOR,
+        "not_found",
         "no 'plane' (did you mean 'plain'?)",
         "one of the names that it defines: Bounded, Narrow, Thawed",
     ),
     (
         part(ESTIMATOR, "my_methods:Bounded"),
         ESTIMATOR,
+        "unfit",
         "a class, but an advantage estimator is a function",
         "def Bounded(scores",
     ),
     (
         part(ESTIMATOR, "my_methods:alone"),
         ESTIMATOR,
+        "unfit",
         "has the signature (scores), but is called with scores, norm",
         "def alone(scores, norm",
     ),
-    (part(ESTIMATOR, "my_methods:misdeclared"), ESTIMATOR, "declares discounts='token'", "EstimatorTraits"),
-    (part(ESTIMATOR, "my_methods:of_another_kind"), ESTIMATOR, "declares PolicyLossTraits", "declare EstimatorTraits"),
+    (
+        part(ESTIMATOR, "my_methods:misdeclared"),
+        ESTIMATOR,
+        "not_allowed",
+        "declares discounts='token'",
+        "EstimatorTraits",
+    ),
+    (
+        part(ESTIMATOR, "my_methods:of_another_kind"),
+        ESTIMATOR,
+        "unfit",
+        "declares PolicyLossTraits",
+        "declare EstimatorTraits",
+    ),
     (
         part(ESTIMATOR, "my_methods:plain", powr=2),
         "adv_estimator_args.powr",
+        "unknown_key",
         "unknown key, with the value 2",
         "did you mean 'power'?",
     ),
     (
         part(ESTIMATOR, "my_methods:plain", power="two"),
         "adv_estimator_args.power",
+        "wrong_type",
         '"two" is not allowed',
         "give a number",
     ),
     (
         part(ESTIMATOR, "my_methods:plain", side="left"),
         "adv_estimator_args.side",
+        "not_allowed",
         '"left" is not allowed',
         "'up' or 'down'",
     ),
     (
         part(LOSS, "my_methods:plain"),
         LOSS,
+        "unfit",
         "a function, but a policy loss is a frozen dataclass",
         "__call__(self, tokens)",
     ),
-    (part(LOSS, "my_methods:Thawed"), LOSS, "is not a frozen dataclass", "@dataclass(frozen=True)"),
+    (part(LOSS, "my_methods:Thawed"), LOSS, "unfit", "is not a frozen dataclass", "@dataclass(frozen=True)"),
     (
         part(LOSS, "my_methods:Narrow"),
         LOSS,
+        "unfit",
         "has the signature (self), but is called with self, tokens",
         "__call__(self, tokens)",
     ),
     (
         part(LOSS, "my_methods:Bounded", bond=2),
         "policy_loss_args.bond",
+        "unknown_key",
         "unknown key, with the value 2",
         "did you mean 'bound'?",
     ),
     (
         part(LOSS, "my_methods:Bounded", halves=0.5),
         "policy_loss_args.halves",
+        "wrong_type",
         "0.5 is not allowed",
         "give a whole number",
     ),
-    (part(LOSS, "my_methods:Bounded", halves=3), "policy_loss_args", "halves is odd", "use values that it accepts"),
-    (part(LOSS, "broken:Loss"), LOSS, "ZeroDivisionError: division by zero (broken.py, line 1)", "fix the module"),
+    (
+        part(LOSS, "my_methods:Bounded", halves=3),
+        "policy_loss_args",
+        "unfit",
+        "halves is odd",
+        "use values that it accepts",
+    ),
+    (
+        part(LOSS, "broken:Loss"),
+        LOSS,
+        "failed",
+        "ZeroDivisionError: division by zero (broken.py, line 1)",
+        "fix the module",
+    ),
     (
         part(LOSS, "lacking:Loss"),
         LOSS,
+        "not_installed",
         "No module named 'nowhere_at_all'",
         "install the package that the module imports",
     ),
-    (part(LOSS, "deadly:Loss"), LOSS, "with status 7: its last words", "fix the module"),
+    (part(LOSS, "deadly:Loss"), LOSS, "failed", "with status 7: its last words", "fix the module"),
     (
         part("preference_loss", "my_methods:Bounded"),
         "preference_loss",
+        "unfit",
         "a class, but a preference loss is a frozen",
         "self, chosen, rejected",
     ),
-    (part("reward", "my_methods:rewrd"), REWARD, "did you mean 'reward'?", "it defines"),
-    (part(ESTIMATOR, "my_methods:late"), ESTIMATOR, "is asynchronous", "a plain function"),
+    (part("reward", "my_methods:rewrd"), REWARD, "not_found", "did you mean 'reward'?", "it defines"),
+    (part(ESTIMATOR, "my_methods:late"), ESTIMATOR, "unfit", "is asynchronous", "a plain function"),
     (
         replace(part("reward", "my_methods:reward"), concurrency=4),
         "rewards.math_rule.concurrency",
+        "not_supported",
         "my_methods:reward is a plain function",
         "world_size: 4",
     ),
     (
         replace(part("reward", "my_methods:by_name"), group=True),
         REWARD,
+        "unfit",
         "is called with prompt, responses, row: too many",
         "def by_name(prompt, responses, row",
     ),
@@ -215,43 +256,61 @@ CASES: list[tuple[UserPart, str, str, str]] = [
             concurrency=4,
         ),
         "rewards.d.parts.p.reward_args.depth",
+        "unknown_key",
         "unknown key, with the value 1",
         "known keys of rewards.d.parts.p.reward_args: none",
     ),
     (
         part("reward", "roll.rewards.functions.exact_match:exact_match", ignore_case="no"),
         f"{REWARD}_args.ignore_case",
+        "wrong_type",
         '"no" is not allowed',
         "true or false",
     ),
     (
         part("reward", "my_methods:reward", leats=1),
         f"{REWARD}_args.leats",
+        "unknown_key",
         "unknown key, with the value 1",
         "did you mean 'least'?",
     ),
-    (part("reward", "my_methods:reward", least="low"), f"{REWARD}_args.least", '"low" is not allowed', "give a number"),
+    (
+        part("reward", "my_methods:reward", least="low"),
+        f"{REWARD}_args.least",
+        "wrong_type",
+        '"low" is not allowed',
+        "give a number",
+    ),
 ]
 COMMANDS = [
     (
         ["adv_estimator=my_methods.plain"],
         "adv_estimator",
+        "not_allowed",
         '"my_methods.plain" is not allowed',
         "or your own, as package.module:Name",
     ),
     (
         ["+adv_estimator_args.power=2"],
         "adv_estimator_args",
+        "unread",
         "adv_estimator grpo is built in, and it has no keys",
         "package.module:Name",
     ),
     (
         ["adv_estimator=my_methods:plain", "+adv_estimator_args.powr=2", "gamma=0.9"],
         "adv_estimator_args.powr",
+        "unknown_key",
         "unknown key, with the value 2",
         "did you mean 'power'?",
     ),
-    (["adv_estimator=my_methods:plain", "gamma=0.9"], "gamma", "does not declare that it discounts", "reinforce"),
+    (
+        ["adv_estimator=my_methods:plain", "gamma=0.9"],
+        "gamma",
+        "no_effect",
+        "does not declare that it discounts",
+        "reinforce",
+    ),
     (
         [
             "adv_estimator=my_methods:over_the_mean",
@@ -259,36 +318,42 @@ COMMANDS = [
             "rewards.math_rule.normalise=group",
         ],
         "rewards.math_rule.normalise",
+        "contradiction",
         "my_methods:over_the_mean divides by the mean reward of a group: every advantage would be 0",
         "set it to none",
     ),
     (
         ["adv_estimator=my_methods:compared", *ONE],
         "num_return_sequences_in_group",
+        "no_effect",
         "my_methods:compared compares",
         "at least 2",
     ),
     (
         ["policy_loss=my_methods:Bounded", "behaviour_log_probs=trainer", "mismatch_correction=tis"],
         "mismatch_correction",
+        "contradiction",
         "policy_loss my_methods:Bounded uses the ratio of whole sequences",
         "seq_tis",
     ),
     (
         ["rewards.math_rule.reward=exact_match", "rewards.math_rule.reward_args={ignore_cas: true}"],
         "rewards.math_rule.reward_args.ignore_cas",
+        "unknown_key",
         "unknown key, with the value true",
         "did you mean 'ignore_case'?",
     ),
     (
         ["rewards.math_rule.parts={right: {reward: exact_match, reward_args: {ignore_cas: true}}}"],
         "rewards.math_rule.parts.right.reward_args.ignore_cas",
+        "unknown_key",
         "unknown key, with the value true",
         "did you mean 'ignore_case'?",
     ),
     (
         ["rewards.math_rule.parts={right: {reward: my_methods:plain}}"],
         "rewards.math_rule.parts.right.reward",
+        "unfit",
         "is called with prompt, response, row",
         "write it as def plain(prompt, response, row",
     ),
@@ -324,23 +389,26 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Sequence[InspectedPart]:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{one.name} {one.arguments or ''}" for one, *_ in CASES])
 def test_faulty_user_code_yields_place_problem_and_remedy(looked: Sequence[InspectedPart], number: int) -> None:
-    _, place, problem, remedy = CASES[number]
+    _, place, code, problem, remedy = CASES[number]
     (fault,) = looked[number].faults
-    assert fault.place == place
+    assert coded([fault]) == [(code, place)]
     assert problem in fault.problem
     assert remedy in fault.remedy
 
 
 @pytest.mark.parametrize(
-    ("overrides", "place", "value", "remedy"), COMMANDS, ids=[" ".join(case[0])[:70] for case in COMMANDS]
+    ("overrides", "place", "code", "value", "remedy"), COMMANDS, ids=[" ".join(case[0])[:70] for case in COMMANDS]
 )
 def test_command_with_faulty_user_code_is_refused(
-    refused: Callable[..., str], modules: Path, overrides: list[str], place: str, value: str, remedy: str
+    faults_of: Callable[..., tuple[Fault, ...]],
+    modules: Path,
+    overrides: list[str],
+    place: str,
+    code: FaultCode,
+    value: str,
+    remedy: str,
 ) -> None:
-    message = refused(*overrides)
-    problem, _, said = message.partition(f"  {place}: ")[2].partition("\n")
-    assert value in problem, message
-    assert remedy in said.partition("\n")[0], message
+    assert_fault(faults_of(*overrides), place, code, value, remedy)
 
 
 @pytest.mark.full  # waits for a deadline that leaves time to import the other modules on a busy machine
