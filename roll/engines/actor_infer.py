@@ -49,6 +49,8 @@ class _Share:
 
     request: _Request
     engine: int
+    process: int
+    """Number of the engine's process; see `EnginePool.process`."""
     first: int
     """Number of the first sample. The numbers are consecutive."""
     left: set[int]
@@ -131,7 +133,7 @@ class ActorInfer:
                 return
             if request.session:
                 self._homes[request.session] = engine
-            share = _Share(request, engine, together[0], set(together[:count]))
+            share = _Share(request, engine, self.pool.process(engine), together[0], set(together[:count]))
             task = asyncio.create_task(self._run(share))
             task.add_done_callback(partial(self._leave, share))
             request.tasks.append(task)
@@ -141,45 +143,40 @@ class ActorInfer:
 
     async def _run(self, share: _Share) -> None:
         """Generate some samples of a request on an engine. If it dies or is late once, queue the unfinished ones."""
+        request, engine, first, count = share.request, share.engine, share.first, len(share.left)
+        sampling = request.sampling if count == request.sampling.samples else replace(request.sampling, samples=count)
+        seed = None if request.seed is None else request.seed + first
+        items = self._group.callers[engine].stream(
+            GenerateStrategy.generate, request.token_ids, sampling, seed, seconds=self._rollout_seconds
+        )
         try:
-            await self._draw(share)
+            try:
+                async with aclosing(items):
+                    async for ended in items:
+                        numbered = [(first + number, completion) for number, completion in ended] if first else ended
+                        self._running.leave(engine, len(ended))
+                        self._ended_samples += len(ended)
+                        share.left.difference_update(number for number, _ in numbered)
+                        self.pool.answered(engine)
+                        request.ended.put_nowait(numbered)
+                        self._place()
+                        if not share.left:
+                            return
+            except RollError as error:
+                raise await self.pool.explained(engine, share.process, error) from error
+            left = f"{len(share.left)} of its {count} samples"
+            raise RollError(f"{self._group.role} rank {engine} ended a request without {left}")
         except WorkerDied:
             self._requeue(share)
         except WorkerLate as error:
-            if share.request.was_late:
-                share.request.ended.put_nowait(error)
+            if request.was_late:
+                request.ended.put_nowait(error)
                 return
-            share.request.was_late = True
-            self.pool.report_late(share.engine, error)
+            request.was_late = True
+            self.pool.report_late(engine, error)
             self._requeue(share)
         except Exception as error:
-            share.request.ended.put_nowait(error)
-
-    async def _draw(self, share: _Share) -> None:
-        request, engine, first = share.request, share.engine, share.first
-        count, process = len(share.left), self.pool.process(engine)
-        sampling = request.sampling if count == request.sampling.samples else replace(request.sampling, samples=count)
-        seed = None if request.seed is None else request.seed + first
-        items = self._group.stream(
-            engine, GenerateStrategy.generate, request.token_ids, sampling, seed, seconds=self._rollout_seconds
-        )
-        try:
-            async with aclosing(items):
-                async for ended in items:
-                    numbered = [(first + number, completion) for number, completion in ended] if first else ended
-                    self._running.leave(engine, len(ended))
-                    self._ended_samples += len(ended)
-                    share.left.difference_update(number for number, _ in numbered)
-                    self.pool.answered(engine)
-                    request.ended.put_nowait(numbered)
-                    self._place()
-                    if not share.left:
-                        return
-        except RollError as error:
-            raise await self.pool.explained(engine, process, error) from error
-        raise RollError(
-            f"{self._group.role} rank {engine} ended a request without {len(share.left)} of its {count} samples"
-        )
+            request.ended.put_nowait(error)
 
     def _requeue(self, share: _Share) -> None:
         """Queue the unfinished samples again."""

@@ -33,9 +33,9 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from io import BytesIO
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -254,58 +254,67 @@ class Failure(Exception):
         return type(self), (self.cause, self.text)
 
 
-class Remote(Protocol):
-    """The driver's interface to the process. Methods raise Ray's error if the process has died."""
-
-    def post(self, calls: list[bytes]) -> object:
-        """Start some calls."""
-        ...
-
-    async def collect(self) -> Answers:
-        """Wait for at least one answer, and return all that have arrived."""
-        ...
-
-
 class BatchedCaller:
-    """The driver's side of batched calls. For use in one event loop."""
+    """The driver's side of batched calls on one process. For use in one event loop."""
 
-    def __init__(self, remote: Remote) -> None:
-        self._remote = remote
+    def __init__(self, server: Any, reported: Callable[[str, float], AbstractContextManager[None]]) -> None:
+        """
+        Args:
+            server: Ray's handle of the process, which is a `BatchedServer`.
+            reported: returns the context of a call with this method and deadline. It converts the call's errors:
+                `TimeoutError`, `Failure`, and Ray's error if the process has died.
+        """
+        self._server, self._reported = server, reported
         self._number = 0
         self._outgoing: list[bytes] = []
-        self._waiting: dict[int, asyncio.Future[Any] | Stream] = {}
+        self._arrivals: dict[int, asyncio.Queue[tuple[bytes, bool] | Exception]] = {}
         self._collecting: asyncio.Task[None] | None = None
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """Start a call and return a future of its result. The future raises `Failure`, or Ray's error if the process
-        has died.
+    async def call(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        """Call a coroutine of the process and return its result, which is sent like the only item of a stream."""
+        async with aclosing(self.stream(method, *arguments, seconds=seconds)) as items:
+            return await anext(items)
 
-        If the future is cancelled, the answer is dropped.
+    async def stream(
+        self, method: Callable[[Any, *Ts], AsyncGenerator[R, None]] | str, *arguments: *Ts, seconds: float
+    ) -> AsyncGenerator[R, None]:
+        """Yield the items of an asynchronous generator of the process as they arrive, the last one within `seconds`.
+
+        Close the stream to drop the remaining items.
         """
-        number, future = self._send(method, arguments), asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        future.add_done_callback(lambda _: self._waiting.pop(number, None))
-        return future
-
-    def stream(self, method: str, arguments: tuple[Any, ...]) -> Stream:
-        """Start an asynchronous generator and return its stream. Items that arrive after `Stream.close` are dropped."""
-        number = self._send(method, arguments)
-        stream = self._waiting[number] = Stream(lambda: self._waiting.pop(number, None))
-        return stream
-
-    def _send(self, method: str, arguments: tuple[Any, ...]) -> int:
-        number = self._number
-        call = encode_value((number, method, arguments))
-        self._number += 1
-        if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._post)
-        self._outgoing.append(call)
-        return number
+        name = method if isinstance(method, str) else method.__name__
+        loop, number, arrivals = asyncio.get_running_loop(), self._number, asyncio.Queue()
+        with self._reported(name, seconds):
+            call, deadline = encode_value((number, name, arguments)), loop.time() + seconds
+            self._number += 1
+            self._arrivals[number] = arrivals
+            if not self._outgoing:
+                loop.call_soon(self._post)
+            self._outgoing.append(call)
+            try:
+                while True:
+                    if arrivals.empty():  # setting a timer costs more than an item
+                        async with asyncio.timeout_at(deadline):
+                            arrived = await arrivals.get()
+                    else:
+                        arrived = arrivals.get_nowait()
+                    if isinstance(arrived, Exception):
+                        raise arrived
+                    answer, is_last = arrived
+                    if answer:
+                        item, failure = decoded(answer)
+                        if failure is not None:
+                            raise failure
+                        yield item
+                    if is_last:
+                        return
+            finally:
+                self._arrivals.pop(number, None)
 
     def _post(self) -> None:
         calls, self._outgoing = self._outgoing, []
         try:
-            self._remote.post(calls)
+            self._server.post.remote(calls)
         except Exception as error:
             self._fail(error)
         if self._collecting is None or self._collecting.done():
@@ -313,102 +322,34 @@ class BatchedCaller:
 
     async def _collect(self) -> None:
         try:
-            while self._waiting:  # answered calls are removed at once, so that no superfluous collect is sent
-                for number, answer, last in await self._remote.collect():
-                    waiting = self._waiting.pop(number, None) if last else self._waiting.get(number)
-                    if isinstance(waiting, Stream):
-                        waiting.put(answer)
-                    elif waiting and not waiting.done():
-                        _settle(waiting, answer)
+            while self._arrivals:  # answered calls are removed at once, so that no superfluous collect is sent
+                for number, answer, is_last in await self._server.collect.remote():
+                    arrivals = self._arrivals.pop(number, None) if is_last else self._arrivals.get(number)
+                    if arrivals is not None:
+                        arrivals.put_nowait((answer, is_last))
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        for waiting in list(self._waiting.values()):
-            if isinstance(waiting, Stream):
-                waiting.fail(error)
-            elif not waiting.done():
-                waiting.set_exception(error)
-
-
-class Stream:
-    """Items from the process, returned one at a time. Raises the same exceptions as a call."""
-
-    def __init__(self, forget: Callable[[], object]) -> None:
-        self._forget = forget
-        self._come: deque[bytes | Exception] = deque()
-        self._news = asyncio.Event()
-
-    def put(self, answer: bytes) -> None:
-        """Add an encoded item. The last one is empty or a failure."""
-        self._come.append(answer)
-        self._news.set()
-
-    def fail(self, error: Exception) -> None:
-        """Add an exception, which ends the stream."""
-        self._come.append(error)
-        self._news.set()
-
-    @property
-    def has_come(self) -> bool:
-        """Whether an item or the end of the stream has arrived, so that `next` may be called."""
-        return bool(self._come)
-
-    async def wait(self) -> None:
-        """Wait for an item or the end of the stream."""
-        await self._news.wait()
-
-    def next(self) -> tuple[Any] | None:
-        """Return the next item as a 1-tuple, or None at the end of the stream."""
-        come = self._come.popleft()
-        if not self._come:
-            self._news.clear()
-        if isinstance(come, Exception):
-            raise come
-        if not come:
-            return None
-        item, failure = _opened(come)
-        if failure is not None:
-            raise failure
-        return (item,)
-
-    def close(self) -> None:
-        """Drop all later items."""
-        self._forget()
-
-
-def _opened(answer: bytes) -> tuple[Any, Exception | None]:
-    """Decode an answer: a result and None, or None and the error."""
-    try:
-        return decoded(answer)
-    except Exception as error:  # for example, the driver cannot import a class of the result
-        return None, error
-
-
-def _settle(future: asyncio.Future[Any], answer: bytes) -> None:
-    result, failure = _opened(answer)
-    if failure is None:
-        future.set_result(result)
-    else:
-        future.set_exception(failure)
+        for arrivals in self._arrivals.values():
+            arrivals.put_nowait(error)
 
 
 class BatchedServer:
-    """The process's side of batched calls. For use in one event loop."""
+    """The process's side of batched calls: the base class of a Ray actor. For use in one event loop."""
 
-    def __init__(
-        self, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any] | AsyncGenerator[Any, None]]]
-    ) -> None:
-        """`method` returns the method of a given name."""
-        self._method = method
+    strategy: Any
+    """The object whose methods are called."""
+
+    def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = 0
         self._answers: deque[tuple[int, bytes, bool]] = deque()
         self._size = 0
         self._news = asyncio.Event()
 
-    def post(self, calls: list[bytes]) -> None:
-        """See `Remote`."""
+    async def post(self, calls: list[bytes]) -> None:
+        """Start some calls."""
         self._under_way += len(calls)
         for call in calls:
             task = asyncio.create_task(self._answer(*decoded(call)))
@@ -417,7 +358,7 @@ class BatchedServer:
 
     async def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            called = self._method(method)(*arguments)
+            called = getattr(self.strategy, method)(*arguments)
             if isinstance(called, AsyncGenerator):
                 async with aclosing(called):
                     async for item in called:
@@ -436,7 +377,7 @@ class BatchedServer:
         self._news.set()
 
     async def collect(self) -> Answers:
-        """See `Remote`."""
+        """Wait for at least one answer, and return all that have arrived."""
         await self._news.wait()
         if self._under_way and self._size < MOST_BYTES:
             await asyncio.sleep(LINGER)

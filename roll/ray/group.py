@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -25,7 +27,8 @@ from roll.errors import (
     WorkerLate,
     WorkerWaited,
 )
-from roll.ray.batching import Answers, BatchedCaller, Failure, Paced, Ranks
+from roll.ray.batching import BatchedCaller, Failure, Paced, Ranks
+from roll.ray.device_sharing import run_together
 from roll.ray.liveness import WorkerProcess, is_own
 from roll.ray.placement import WorkerPlacement, address_of
 from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process
@@ -75,7 +78,8 @@ class WorkerGroup(Ranks[S]):
         self._earlier = [0] * len(placements)  # by rank, bytes of the log from earlier processes
         self._kind: Any = Process if blocking else AsyncProcess
         self._actors: list[Any] = [self._new_actor(rank) for rank in range(len(placements))]
-        self._batched = None if blocking else Batched(self, [BatchedCaller(_Actor(actor)) for actor in self._actors])
+        self.callers = [] if blocking else [self._new_caller(rank) for rank in range(len(placements))]
+        """By rank, the batched calls on its process. Empty if the methods block."""
         self._pids: dict[int, int] = {}
         self._built: set[int] = set()
         self._started = self._stopped = False
@@ -96,6 +100,22 @@ class WorkerGroup(Ranks[S]):
             if placement.node_id
             else "DEFAULT",
         ).remote(str(log), placement.local_devices)
+
+    def _new_caller(self, rank: int) -> BatchedCaller:
+        return BatchedCaller(self._actors[rank], partial(self._reported, rank))
+
+    @contextmanager
+    def _reported(self, rank: int, method: str, seconds: float) -> Iterator[None]:
+        """Count a call on a rank, and raise its errors like `run`."""
+        self._calls[method] += 1
+        try:
+            yield
+        except TimeoutError as error:
+            raise self._late(method, seconds, [rank]) from error
+        except Exception as error:
+            raise self._failure([(rank, error)]) from error
+        finally:
+            self._calls[method] -= 1
 
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
         """Build the strategy of every rank. The ranks rendezvous at rank 0's address.
@@ -130,8 +150,8 @@ class WorkerGroup(Ranks[S]):
         await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
         self._leftovers[rank] = Leftovers(self._records[rank])
         actor = self._actors[rank] = self._new_actor(rank)
-        if self._batched is not None:
-            self._batched.callers[rank] = BatchedCaller(_Actor(actor))
+        if self.callers:
+            self.callers[rank] = self._new_caller(rank)
         [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
         await self._build([rank], meeting, seconds)
         await self._record_processes([rank])
@@ -218,41 +238,12 @@ class WorkerGroup(Ranks[S]):
     @property
     def batched(self) -> Ranks[S]:
         """See `Ranks`. Calls are batched if the strategy's methods are coroutines."""
-        return self if self._batched is None else self._batched
+        return Batched(self) if self.callers else self
 
     @property
     def paced(self) -> Ranks[S]:
         """See `Ranks`."""
         return self._paced
-
-    async def stream(
-        self, rank: int, method: Callable[[S, *Ts], AsyncGenerator[R, None]], *arguments: *Ts, seconds: float
-    ) -> AsyncGenerator[R, None]:
-        """Yield the items of an asynchronous generator of a rank's strategy as they arrive. The last one must arrive
-        within `seconds`.
-
-        Calls and items are batched. Close the stream to drop the remaining items. Raises the same errors as `run`.
-        """
-        assert self._batched is not None, f"{self.role}: a strategy with blocking methods cannot stream"
-        deadline = asyncio.get_running_loop().time() + seconds
-        items = self._batched.callers[rank].stream(method.__name__, arguments)
-        self._calls[method.__name__] += 1
-        try:
-            while True:
-                if not items.has_come:  # setting a timer costs more than an item
-                    async with asyncio.timeout_at(deadline):
-                        await items.wait()
-                item = items.next()
-                if item is None:
-                    return
-                yield item[0]
-        except TimeoutError as error:
-            raise self._late(method.__name__, seconds, [rank]) from error
-        except Exception as error:
-            raise self._failure([(rank, error)]) from error
-        finally:
-            self._calls[method.__name__] -= 1
-            items.close()
 
     async def colocate(self, make: Callable[[S, Rank], C], seconds: float) -> Colocated[C]:
         """Build an object from the strategy in every rank's process, called like the strategy and closed before it."""
@@ -328,9 +319,7 @@ class WorkerGroup(Ranks[S]):
         if isinstance(cause, WorkerFailed):
             return cause
         died = isinstance(cause, RayActorError)
-        if (
-            died and self._batched is not None
-        ):  # an independent rank cannot have waited for others, whatever its log contains
+        if died and self.callers:  # an independent rank cannot have waited for others, whatever its log contains
             kind = WorkerDied
         elif self._waited_in_vain(rank, cause):
             kind = WorkerWaited
@@ -413,29 +402,16 @@ class Colocated(Ranks[S]):
 class Batched(Ranks[S]):
     """The ranks of a group, with batched calls."""
 
-    def __init__(self, group: WorkerGroup[S], callers: list[BatchedCaller]) -> None:
-        self._group, self.callers, self.replica_size = group, callers, group.replica_size
+    def __init__(self, group: WorkerGroup[S]) -> None:
+        self._group, self.replica_size = group, group.replica_size
 
     def __len__(self) -> int:
         return len(self._group)
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
         """See `Ranks`."""
-        waits = [self.callers[rank].call(method, given) for rank, given in arguments.items()]
-        return await self._group.wait(waits, method, seconds, list(arguments))
-
-
-class _Actor:
-    """Implements `batching.Remote`."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    def post(self, calls: list[bytes]) -> None:
-        self._actor.post.remote(calls)
-
-    async def collect(self) -> Answers:
-        return await self._actor.collect.remote()
+        callers = self._group.callers
+        return await run_together(callers[rank].call(method, given, seconds) for rank, given in arguments.items())
 
 
 def _is_echo(cause: BaseException) -> bool:

@@ -30,7 +30,7 @@ from roll.backend import Rank
 from roll.backend_settings import Settings
 from roll.config.derived.devices import visible_devices
 from roll.errors import EngineShortage, RollError, WorkerFailed
-from roll.ray.batching import Answers, BatchedServer, portable
+from roll.ray.batching import BatchedServer, portable
 from roll.system.signs import announce
 from roll.system.step_memory import collect_rarely
 
@@ -270,10 +270,11 @@ class Process:
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=MOST_CALLS)  # pyright: ignore[reportCallIssue]
-class AsyncProcess:
+class AsyncProcess(BatchedServer):
     """Hosts a strategy whose methods are coroutines. Calls run concurrently."""
 
     def __init__(self, log_file: str, devices: Sequence[int]) -> None:
+        super().__init__()
         self._log = Path(log_file)
         _own_log(self._log)
         _see(devices)
@@ -302,9 +303,8 @@ class AsyncProcess:
         self._monitor = MemoryMonitor(rank.device)
         announce(IMPORTING)
         with _portable_errors(), _named_cause(rank, self._log):
-            self._strategy = settings.build(rank)
-            self._batched = BatchedServer(lambda method: getattr(self._strategy, method))
-            await self._strategy.start()
+            self.strategy = settings.build(rank)
+            await self.strategy.start()
         self._monitor.held()  # an engine reaches its peak memory at its start
         collect_rarely()
         return device_name()
@@ -312,20 +312,12 @@ class AsyncProcess:
     async def call(self, place: int, method: str, *arguments: Any) -> Any:
         """Run a method of the strategy. `place` is always 0."""
         with _portable_errors():
-            return await getattr(self._strategy, method)(*arguments)
-
-    async def post(self, calls: list[bytes]) -> None:
-        """See `batching.Remote`."""
-        self._batched.post(calls)
-
-    async def collect(self) -> Answers:
-        """See `batching.Remote`."""
-        return await self._batched.collect()
+            return await getattr(self.strategy, method)(*arguments)
 
     async def close(self) -> None:
         """See `Process`."""
         with _portable_errors():
-            await self._strategy.close()
+            await self.strategy.close()
 
 
 @contextmanager

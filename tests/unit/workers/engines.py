@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,10 @@ class Engines(Ranks[GenerateStrategy]):
         if method == "resume":
             self.versions[engine] = given[0]
         return {"policy_version": self.versions[engine], "activity": EngineActivity(1.0, 1, 1)}.get(method)
+
+    @property
+    def callers(self) -> list[Any]:
+        return [SimpleNamespace(stream=partial(self.stream, rank)) for rank in range(len(self))]
 
     async def stream(
         self, engine: int, method: Any, token_ids: Ints, sampling: Sampling, seed: int | None, seconds: float

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -45,6 +47,10 @@ class Group(Ranks[GenerateStrategy]):
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
         assert method == "cause_of_death"
         return [None] * len(arguments)
+
+    @property
+    def callers(self) -> list[Any]:
+        return [SimpleNamespace(stream=partial(self.stream, rank)) for rank in range(len(self))]
 
     async def stream(
         self, engine: int, method: Any, token_ids: Ints, sampling: Sampling, seed: int | None, seconds: float

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -41,6 +43,10 @@ class Group(Ranks[Any]):
         self.calls += [(method, rank, given, seconds) for rank, given in arguments.items()]
         await self.may_answer.wait()
         return [self.answer] * len(arguments)
+
+    @property
+    def callers(self) -> list[Any]:
+        return [SimpleNamespace(stream=partial(self.stream, rank)) for rank in range(len(self))]
 
     async def stream(
         self, rank: int, method: Any, token_ids: Ints, sampling: Sampling, seed: int | None, seconds: float
