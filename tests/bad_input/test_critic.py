@@ -20,7 +20,7 @@ GAE = ("adv_estimator=gae", CRITIC)
 GPUS = ("actor_train.device_mapping=[0]", "critic.device_mapping=[1]")
 CASES = [
     (["adv_estimator=gae"], "critic", "missing", "missing, but adv_estimator gae", "add a critic block"),
-    ([CRITIC], "critic", "unread", "set, but adv_estimator grpo uses no critic", "adv_estimator=gae"),
+    ([CRITIC], "critic", "unread", "adv_estimator grpo", "adv_estimator=gae"),
     (["lambd=0.9"], "lambd", "unread", "0.9, but adv_estimator grpo", "adv_estimator=gae"),
     (["critic_warmup=1"], "critic_warmup", "unread", "1, but adv_estimator grpo", "adv_estimator=gae"),
     ([*GAE, "critic_warmup=2"], "critic_warmup", "not_below", "2, but max_steps is 2", "below 2"),
@@ -30,7 +30,7 @@ CASES = [
         [*GAE, "norm_std_type=batch"],
         "norm_std_type",
         "unread",
-        "uses the critic's values as its baseline",
+        "adv_estimator gae",
         "adv_estimator=reinforce",
     ),
     ([*GAE, "critic.data_args2=x"], "critic.data_args2", "unknown_key", "x", "known keys"),
@@ -74,7 +74,7 @@ CASES = [
         [*GAE, *GPUS, "actor_infer.device_mapping=[1]", "async_generation_ratio=1", "weight_sync.kv_cache=keep"],
         "weight_sync.kv_cache",
         "contradiction",
-        "leaves its devices to critic",
+        "devices to critic",
         "time_sharing=false",
     ),
 ]

@@ -30,7 +30,7 @@ CASES = [
         [f"+{ZERO}.mics_shard_size=2"],
         "zero_optimization.mics_shard_size",
         "not_supported",
-        "2, but DeepSpeed 0.19 has removed it",
+        "2, but DeepSpeed 0.19",
         "remove it",
     ),
     (
@@ -70,7 +70,7 @@ CASES = [
         "zero_optimization.sub_group_size",
         "not_allowed",
         "'lots' is not allowed",
-        "a whole number, at least 0, or auto",
+        "at least 0, or auto",
     ),
     (
         [f"{ZERO}.contiguous_gradients=maybe"],
@@ -90,14 +90,14 @@ CASES = [
         [f"+{ZERO}.cpu_offload=true"],
         "zero_optimization.cpu_offload",
         "not_supported",
-        "true, but DeepSpeed has removed it",
+        "true, but DeepSpeed",
         "offload_optimizer: {device: cpu",
     ),
     (
         [f"+{ZERO}.zero3_init=true"],
         "zero_optimization.zero3_init",
         "not_supported",
-        "always sharded as it loads",
+        "stage 3",
         "remove it",
     ),
     (
@@ -132,7 +132,7 @@ CASES = [
         [f"+{DEEPSPEED}.fp16.colour=9"],
         "strategy_config.fp16.colour",
         "unknown_key",
-        "unknown key, with the value 9",
+        "value 9",
         "hysteresis",
     ),
     (
@@ -259,7 +259,7 @@ CASES = [
         [f"+{DEEPSPEED}.activation_checkpointing.partition_activations=true"],
         "activation_checkpointing.partition_activations",
         "no_effect",
-        "no two ranks have the same activations",
+        "tensor_parallel.autotp_size is 1",
         "cpu_checkpointing",
     ),
     (
@@ -291,7 +291,7 @@ CASES = [
         ULYSSES,
         "not_divisible",
         "2, but actor_train has 1 rank(s)",
-        "give a divisor of the ranks",
+        "a divisor of the ranks",
     ),
     (
         [f"{DEEPSPEED}.sequence_parallel_size=4", "actor_train.device_mapping=[0,1,2,3,4,5]"],
@@ -305,14 +305,14 @@ CASES = [
         ULYSSES,
         "not_divisible",
         "4 attention heads",
-        "set it to a divisor of 4",
+        "divisor of 4",
     ),
     ([f"{DEEPSPEED}.sequence_parallel_size=0"], ULYSSES, "out_of_range", "0", "give a number above 0"),
     (
         [f"+{SCORING}={{{INFER}}}"],
         f"{SCORING}.strategy_config.sequence_parallel_size",
         "not_supported",
-        "whole sequences on each rank",
+        "2, but deepspeed_infer",
         "deepspeed_train",
     ),
     (
@@ -334,7 +334,7 @@ CASES = [
         [f"{TRAIN}.optimizer=muon"],
         f"{TRAIN}.optimizer",
         "not_supported",
-        "stage 3 gives each rank a flat part",
+        "stage 3",
         "stage 0",
     ),
     (

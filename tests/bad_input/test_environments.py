@@ -16,7 +16,7 @@ NO_ROWS = "+environments={calculator: {max_turns: 2}}"
 AGENT, MCP = "+environments.calculator.agent", "environments.calculator.mcp"
 TAG = "environments.calculator.tag_included=[sums]"
 CASES = [
-    (["~rewards"], "rewards", "missing", "missing, and there are no environments", "each domain"),
+    (["~rewards"], "rewards", "missing", "missing", "each domain"),
     (["~actor_train.data_args"], "actor_train.data_args", "missing", "missing", "with the data file"),
     (
         ["~actor_train.data_args", NO_ROWS],
@@ -36,7 +36,7 @@ CASES = [
         [WORLD, "+sequence_length=65"],
         "response_length",
         "too_large",
-        "up to 65 tokens, but 'model' has 64 positions",
+        "'model' has 64 positions",
         "within 64",
     ),
     (
@@ -71,8 +71,8 @@ CASES = [
         [WORLD, f"{AGENT}={{}}"],
         "environments.calculator.agent",
         "exclusive",
-        "exactly one of command and function",
-        "set either command or function",
+        "command and function",
+        "command or function",
     ),
     (
         [WORLD, f"{AGENT}={{function: play}}"],
@@ -97,7 +97,7 @@ CASES = [
         "environments.calculator.mcp[0]",
         "exclusive",
         "exactly one",
-        "set either command or url",
+        "command or url",
     ),
     (
         [WORLD, f"{MCP}=[{{url: 'b:8000'}}]"],
@@ -117,7 +117,7 @@ CASES = [
         "0",
         "above 0",
     ),
-    ([WORLD, "adv_estimator=remax"], "adv_estimator", "not_supported", "an episode in an environment has none", "grpo"),
+    ([WORLD, "adv_estimator=remax"], "adv_estimator", "not_supported", "'remax'", "grpo"),
     ([WORLD, "+overlong_buffer={len: 4}"], "overlong_buffer", "not_supported", "several turns", "remove it"),
     (
         [WORLD, TAG, "rewards.math_rule.tag_included=[sums]"],
@@ -137,7 +137,7 @@ CASES = [
         [WORLD, SETS, "+validation.sets.held.rows={sums: 4}"],
         "validation.sets.held.rows.sums",
         "unknown_name",
-        "not a domain of environments",
+        "'sums'",
         "its own tasks",
     ),
     (

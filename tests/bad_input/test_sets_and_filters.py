@@ -19,7 +19,7 @@ CASES = [
         ["+validation={name: a}"],
         "validation.data_args",
         "missing",
-        "missing, and there are no validation.sets",
+        "validation.sets",
         "several sets",
     ),
     (
