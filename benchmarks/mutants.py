@@ -125,7 +125,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "rollout/test_window.py::test_a_second_save_remembers_what_is_gone",
     ),
     "unknown states are equal": Mutant(
-        "roll/rollout/turns.py",
+        "roll/rollout/record.py",
         "[(row, turn) for turn in range(len(episode.sampled))]",
         "[(0, 0) for _ in range(len(episode.sampled))]",
         "rollout/test_turns.py::test_each_unknown_state_is_a_state_apart",

@@ -34,7 +34,6 @@ from roll.data.turns import RenderMessages, Turns, inline, is_learnt, marked_pie
 from roll.errors import DataError, Fault
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-
 MarkedSpans = Callable[[Messages], Sequence[tuple[int, int]]]
 """messages -> spans of their text that the template marks as generated, [first, end) in characters"""
 
@@ -54,11 +53,8 @@ class Render(Protocol):
 
 WRITTEN = MORE[:2]
 """Optional keys of an assistant's turn. A template that ignores one would leave a part of the turn out."""
-
 QWEN2_5_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-
 Template = Literal["native", "chatml", "qwen2_5", "raw"]
-
 MARKED: Mapping[str, Sequence[str]] = dict.fromkeys(("chatml", "qwen2_5"), ("<|im_start|>", "<|im_end|>"))
 """Marks that roll's own templates write, by template."""
 

@@ -29,8 +29,7 @@ from roll.algorithms.shaping import (
 )
 from roll.errors import RollError
 from roll.rollout.filters import has_verdict, usable
-from roll.rollout.record import token_log_probs, token_versions
-from roll.rollout.turns import joined_turns
+from roll.rollout.record import joined_turns, token_log_probs, token_versions
 from roll.types import (
     Bools,
     Episode,

@@ -13,8 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from roll.rollout.record import single_turns
-from roll.rollout.turns import Locate, by_turns
+from roll.rollout.record import Locate, by_turns, single_turns
 from roll.types import Completion, Episode, Ints, NumberedCompletions, Prompt, RewardResult, RolloutGroup, Sampling
 
 T = TypeVar("T")

@@ -64,9 +64,9 @@ from roll.rewards.reward_workers import ModelReward
 from roll.rollout.batch import Credit, CreditAssignment, Shaping
 from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everything, rewards_differ
 from roll.rollout.group import Generator, GroupSampler, JudgedInTurn, Scorer, SingleTurns
+from roll.rollout.record import Locate, TurnEnds
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler
-from roll.rollout.turns import Locate, TurnEnds
 from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt

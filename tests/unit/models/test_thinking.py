@@ -17,7 +17,7 @@ from roll.engines.hf.settings import HfGenerateSettings
 from roll.engines.hf.strategy import HfGenerate
 from roll.models.thinking import ResponseTexts
 from roll.rewards.answers import final_text
-from roll.rollout.turns import TurnEnds
+from roll.rollout.record import TurnEnds
 from roll.types import Sampling
 from tests import limits
 from tests.unit.rollout.build import sampled

@@ -20,8 +20,7 @@ from roll.algorithms.advantages import Normalisation
 from roll.algorithms.shaping import Overlong
 from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience
 from roll.rollout.group import SingleTurns
-from roll.rollout.record import token_log_probs, token_versions
-from roll.rollout.turns import TurnEnds, by_turns, joined_turns
+from roll.rollout.record import TurnEnds, by_turns, joined_turns, token_log_probs, token_versions
 from roll.types import (
     Completion,
     Episode,
