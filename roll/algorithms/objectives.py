@@ -5,13 +5,9 @@ In all formulas, d = log pi - log old is the log-ratio of the current policy to 
 token's advantage, sg(.) stops the gradient, and mean_y and sum_y are over the response tokens of the token's sequence.
 Log-ratios are clamped to at most 20 before exponentiation; see `ratio_of`.
 
-Divergences between two policies, computed over two outcomes: the sampled token, and any other token.
-
-Selects tokens by the covariance of log-prob and advantage. Works in numpy on the whole step, before it is split.
-
-Source: "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", Cui et al., arXiv 2505.22617.
-
-The loss of reinforcement learning: a corrected policy term, plus KL and entropy terms.
+`PolicyLoss` adds to such a term a correction for the engine's log-probs, KL and entropy. `clip_cov` and `kl_cov` choose
+their tokens in numpy on the whole step, before it is split (Cui et al., "The Entropy Mechanism of Reinforcement
+Learning for Reasoning Language Models", arXiv 2505.22617).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from roll.config.schema.strategies import strategy_names
 from roll.errors import run_command
 from roll.evaluation.request import Request
 
@@ -142,7 +143,9 @@ def _add_sampling(found: argparse.ArgumentParser) -> None:
 def _add_engine(found: argparse.ArgumentParser) -> None:
     engine = found.add_argument_group("engine (the run's settings replace these defaults)")
     engine.add_argument(
-        "--strategy", choices=("vllm", "hf_infer"), help="engine (default: vllm if it is installed, else hf_infer)"
+        "--strategy",
+        choices=strategy_names("generate_settings"),
+        help="engine (default: vllm if it is installed, else hf_infer)",
     )
     engine.add_argument(
         "--devices", type=devices, help="GPU numbers such as 0,1, or cpu (default: GPU 0 if there is one, else the CPU)"

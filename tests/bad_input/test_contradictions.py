@@ -138,6 +138,13 @@ LOSSES = [
         "every ratio is 1",
         "engine",
     ),
+    (
+        [ON_POLICY, "policy_loss=sapo", "sapo_negative_temperature=2"],
+        "sapo_negative_temperature",
+        "no_effect",
+        "every ratio is 1",
+        "engine",
+    ),
     (["sapo_negative_temperature=2"], "sapo_negative_temperature", "unread", "2", "policy_loss=sapo"),
 ]
 TEACHER = "+teacher={model_args: {model_name_or_path: model}, strategy_args: {strategy_name: hf_infer}}"

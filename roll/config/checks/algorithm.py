@@ -172,10 +172,12 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
         "dual_clip_loss": config.dual_clip_loss or None,
     }
     bounds["dppo_threshold"] = config.dppo_threshold
+    gates = ("sapo_positive_temperature", "sapo_negative_temperature")
+    bounds |= {key: getattr(config, key) for key in gates if key in config.model_fields_set}
     for key, bound in bounds.items():
         if bound is not None:
             problem = (
-                f"{str(bound).lower()}, but with behaviour_log_probs on_policy every ratio is 1, and nothing is clipped"
+                f"{str(bound).lower()}, but with behaviour_log_probs on_policy every ratio is 1, so it has no effect"
             )
             yield Fault(key, problem, "remove it, or set behaviour_log_probs=engine", "no_effect")
 

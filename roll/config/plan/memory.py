@@ -58,18 +58,19 @@ def head_tokens(vocabulary: int) -> int:
 
 
 def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) -> RoleMemory:
-    """Return an estimate of the memory of one rank.
+    """Return an estimate of the memory of one rank, on each of its devices.
 
-    Sequence parallelism splits the tokens over ranks, and tensor parallelism the layers.
+    Sequence parallelism splits the tokens over ranks, tensor parallelism the layers, and a rank of several devices the
+    layers over its devices.
 
     Args:
         longest: Number of tokens of the longest sequence. A micro-batch is never smaller than one sequence.
     """
     traits = role.strategy_args.traits
-    width = 4 if role.model_args.dtype == "fp32" else 2
+    width, devices = 4 if role.model_args.dtype == "fp32" else 2, traits.devices_per_rank
+    whole = shape.parameters
     if isinstance(traits.memory, EngineMemory):
-        devices = traits.devices_per_rank
-        weights = width * shape.parameters // devices
+        weights = width * whole // devices
         if plan.on_cpu:
             return RoleMemory({"weights": weights, "kv_cache": traits.memory.cpu_cache})
         state = shape.delta.state_bytes(width, devices) if shape.delta else 0
@@ -80,7 +81,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
     head = (
         {} if isinstance(role, CriticConfig | ScorerConfig) else {"head": head_bytes(shape, tokens, width, is_trained)}
     )
-    shape, zero = shape.part(traits.tensor_parallel), traits.memory
+    shape, zero = shape.part(traits.tensor_parallel * devices), traits.memory
     if isinstance(role, LearnerConfig):
         assert zero is not None, "a role that trains shards its states by ZeRO"
         states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape)
@@ -91,7 +92,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         )
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
     if zero is None:
-        return RoleMemory({"weights": width * shape.parameters, "activations": layer} | head)
+        return RoleMemory({"weights": width * whole // devices, "activations": layer} | head)
     buffers = width * gathered_parameters(zero, shape, plan.ranks)
     return RoleMemory(
         {"weights": width * shape.parameters // plan.ranks, "buffers": buffers, "activations": layer} | head

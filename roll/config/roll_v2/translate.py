@@ -38,6 +38,7 @@ from roll.config.schema.foreign_names import (
 )
 from roll.config.schema.model_rewards import MODEL_REWARDS
 from roll.config.schema.pipelines import PIPELINES
+from roll.config.schema.strategies import strategy_names
 from roll.config.shipped import known_rewards
 from roll.errors import Fault, FaultCode
 
@@ -487,9 +488,10 @@ def _tracker_kwargs(done: Translation) -> None:
 
 
 def _strategies(done: Translation) -> None:
-    """Read `strategy_config: ~` of hf_infer and vllm as the defaults, its `dtype` as the role's `model_args.dtype`."""
+    """Read `strategy_config: ~` of an engine as the defaults, its `dtype` as the role's `model_args.dtype`."""
+    engines = strategy_names("generate_settings")
     for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
-        if block["strategy_config"] is None and block.get("strategy_name") in ("hf_infer", "vllm"):
+        if block["strategy_config"] is None and block.get("strategy_name") in engines:
             del block["strategy_config"]
     for place, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config", "dtype")):
         value = block.pop("dtype")

@@ -49,20 +49,20 @@ class ZeroMemory:
 class BackendTraits:
     """What plan, checks and placement must know of a role's backend with its settings."""
 
+    batches_by_tokens: bool
+    """Whether the driver packs its sequences into micro-batches by a token budget. If not, it batches requests."""
+    own_kernels: bool
+    """Whether it runs its own implementation of the model, so that `model_args.attn_implementation`, `liger` and
+    `compile_layers` have no effect.
+    """
     devices_per_rank: int = 1
-    """Number of consecutive devices of a rank."""
+    """Number of consecutive devices of a rank, which shard the model."""
     devices_key: str = "tensor_parallel_size"
     """Key of `strategy_config` that sets `devices_per_rank`."""
     sequence_parallel: int = 1
     """Number of ranks that share the tokens of a micro-batch."""
     tensor_parallel: int = 1
     """Number of ranks, of one device each, that shard the model's linear layers."""
-    batches_by_tokens: bool = True
-    """Whether the driver packs its sequences into micro-batches by a token budget. If not, it batches requests."""
-    own_kernels: bool = False
-    """Whether it runs its own implementation of the model, so that `model_args.attn_implementation`, `liger` and
-    `compile_layers` have no effect.
-    """
     pauses: bool = False
     """Whether it can leave its devices in the middle of a response and continue the response later."""
     loads_adapters: bool = False
@@ -74,7 +74,7 @@ class BackendTraits:
     context: int | None = None
     """Largest number of tokens of prompt and response together, if its settings give one."""
     memory: EngineMemory | ZeroMemory | None = None
-    """Memory model. None if each rank holds the whole model, and allocates activations for each micro-batch."""
+    """Memory model. None if a rank's devices hold the whole model, and allocate activations for each micro-batch."""
     swap_folders: tuple[Path, ...] = ()
     """Folders in which each rank keeps files that a killed rank leaves behind."""
 
@@ -106,4 +106,4 @@ class StrategyConfig(StrictConfig):
     @property
     def traits(self) -> BackendTraits:
         """The traits of the backend with these settings. The default is transformers on one device per rank."""
-        return BackendTraits()
+        return BackendTraits(batches_by_tokens=True, own_kernels=False)

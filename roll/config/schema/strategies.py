@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args
 
 from pydantic import Field
 
@@ -15,6 +15,12 @@ def strategies(*methods: str) -> tuple[type[StrategyConfig], ...]:
     kinds = [kind for name in BACKENDS for kind in vars(import_module(name)).values() if isinstance(kind, type)]
     blocks = [kind for kind in kinds if issubclass(kind, StrategyConfig) and kind.__module__ in BACKENDS]
     return tuple(block for block in blocks if all(hasattr(block, method) for method in methods))
+
+
+def strategy_names(*methods: str) -> tuple[str, ...]:
+    """Return the values of `strategy_name` of these blocks (see `strategies`)."""
+    types = [block.model_fields["strategy_name"].annotation for block in strategies(*methods)]
+    return tuple(name for kind in types for name in get_args(kind))
 
 
 def strategies_with(*methods: str) -> Any:

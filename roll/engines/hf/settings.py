@@ -87,7 +87,7 @@ class HfInferStrategyConfig(StrategyConfig):
     @property
     def traits(self) -> BackendTraits:
         """See `StrategyConfig`."""
-        return BackendTraits(loads_adapters=True)
+        return BackendTraits(batches_by_tokens=True, own_kernels=False, loads_adapters=True)
 
     def generate_settings(
         self, model: RoleModel, context: int, adapter_rank: int | None, keeps_kv_cache: bool

@@ -276,6 +276,8 @@ class DeepSpeedInferStrategyConfig(StrategyConfig):
     def traits(self) -> BackendTraits:
         """See `StrategyConfig`."""
         return BackendTraits(
+            batches_by_tokens=True,
+            own_kernels=False,
             memory=self.strategy_config.zero_optimization.memory,
             swap_folders=tuple(self.strategy_config.swap_paths.values()),
         )
@@ -301,6 +303,8 @@ class DeepSpeedTrainStrategyConfig(StrategyConfig):
     def traits(self) -> BackendTraits:
         """See `StrategyConfig`."""
         return BackendTraits(
+            batches_by_tokens=True,
+            own_kernels=False,
             sequence_parallel=self.strategy_config.sequence_parallel_size,
             tensor_parallel=self.strategy_config.tensor_parallel_size,
             memory=self.strategy_config.zero_optimization.memory,

@@ -1,5 +1,5 @@
-"""No shipped loss is without a case in the tests of splits and of properties, and no shipped method without a row in
-the tables of the documentation.
+"""No shipped loss is without a case in the tests of its formula, of splits, of properties and of extreme ratios, and no
+shipped method without a row in the tables of the documentation and a recipe.
 """
 
 from __future__ import annotations
@@ -7,8 +7,11 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import roll.algorithms
 from roll.algorithms.advantages import ADVANTAGES
@@ -18,9 +21,17 @@ from roll.algorithms.losses import Loss
 from roll.algorithms.methods import CORRECTIONS, ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES
 from roll.algorithms.objectives import OBJECTIVES, PolicyLoss
 from roll.algorithms.preference import LABELLED_LOSSES, PAIR_OBJECTIVES, Mixture, PreferenceLoss
-from tests.unit.algorithms import test_distilled_policy, test_preference, test_properties, test_split
+from tests.unit.algorithms import (
+    test_distilled_policy,
+    test_objectives,
+    test_preference,
+    test_properties,
+    test_ratios,
+    test_split,
+)
 from tests.unit.docs.pages import first_column
 
+ROOT = Path(__file__).parents[3]
 SPLITS: list[Loss] = [*test_split.LOSSES.values(), *test_preference.SPLIT.values(), *test_distilled_policy.LOSSES]
 """Losses whose gradient is shown not to depend on ranks and micro-batches."""
 PROPERTIES: list[Loss] = list(test_properties.LOSSES.values())
@@ -47,6 +58,11 @@ def test_every_policy_loss_has_a_case(cases: list[Loss]) -> None:
     assert {type(loss.objective) for loss in cases if isinstance(loss, PolicyLoss)} == set(OBJECTIVES.values())
 
 
+@pytest.mark.parametrize("suite", [test_objectives, test_ratios], ids=["test_objectives.py", "test_ratios.py"])
+def test_every_policy_loss_has_a_formula_and_extremes(suite: Any) -> None:
+    assert {type(objective) for objective in suite.OBJECTIVES} == set(OBJECTIVES.values())
+
+
 @each_suite
 def test_every_preference_loss_has_a_case(cases: list[Loss]) -> None:
     pairs = {type(loss.objective) for loss in cases if isinstance(loss, PreferenceLoss)}
@@ -64,6 +80,13 @@ def test_every_correction_has_a_case(cases: list[Loss]) -> None:
     assert found == {(one.traits.weight, one.traits.reject) for one in CORRECTIONS.values()} - {(None, None)}
 
 
+def test_every_policy_loss_has_a_recipe() -> None:
+    recipes = [
+        yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "examples/algorithms").glob("*.yaml")
+    ]
+    assert {recipe["policy_loss"] for recipe in recipes if "policy_loss" in recipe} | {"ppo"} == set(POLICY_LOSSES)
+
+
 @pytest.mark.parametrize(
     ("page", "key", "methods"),
     [
@@ -75,4 +98,5 @@ def test_every_correction_has_a_case(cases: list[Loss]) -> None:
 )
 def test_every_method_has_a_row(page: str, key: str, methods: Iterable[str]) -> None:
     rows = first_column(page, f"`{key}`")
-    assert sorted(rows) == sorted(methods), "a row is missing, there twice, or of no method"
+    assert set(rows) == set(methods)
+    assert len(rows) == len(set(rows)), "a method has two rows"

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from roll.config.schema.backend import StrategyConfig
+from roll.config.schema.backend import EngineMemory, StrategyConfig
 from roll.config.schema.strategies import strategies
 from tests import limits
 
@@ -25,7 +25,7 @@ from roll.config.schema.base import Fraction, PositiveInt, StrictConfig
 
 class ThirdConfig(StrictConfig):
     tensor_parallel_size: PositiveInt = 1
-    memory_fraction: Fraction = 0.8
+    memory_fraction: Fraction | None = 0.8
 
     def build(self, rank):
         from third_engine.strategy import ThirdGenerate
@@ -41,11 +41,13 @@ class ThirdStrategyConfig(StrategyConfig):
     def traits(self):
         keys = self.strategy_config
         return BackendTraits(
-            devices_per_rank=keys.tensor_parallel_size,
             batches_by_tokens=False,
             own_kernels=True,
+            devices_per_rank=keys.tensor_parallel_size,
             most_requests=64,
-            memory=EngineMemory(keys.memory_fraction, "memory_fraction", cpu_cache=2**20),
+            memory=EngineMemory(keys.memory_fraction, "memory_fraction", cpu_cache=2**20)
+            if keys.memory_fraction
+            else None,
         )
 
     def generate_settings(self, model, context, adapter_rank, keeps_kv_cache):
@@ -84,10 +86,17 @@ LLAMA = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": False,
 }
+PARAMETERS = 2 * 320 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
+"""Embedding and head: 2 x 320 x 64. Each of 2 layers: q and o 2 x 64 x 64, k and v 2 x 64 x 32, MLP 3 x 64 x 128, norms
+2 x 64. Last norm: 64.
+"""
 
 
 def planned(folder: Path, infer: list[int], train: list[int], **keys: Any) -> Any:
-    """Return what the program prints for an `actor_infer` on a third engine with 4 devices per rank."""
+    """Return what the program prints for an `actor_infer` on a third engine with 4 devices per rank.
+
+    `engine` has further keys of the engine, `trained` further keys of the trained role.
+    """
     engine, model = folder / "third_engine", folder / "model"
     for made in (engine, model):
         made.mkdir()
@@ -95,7 +104,7 @@ def planned(folder: Path, infer: list[int], train: list[int], **keys: Any) -> An
     (engine / "strategy.py").write_text(STRATEGY, encoding="utf-8")
     (model / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     zero = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
-    third = {"strategy_name": "third", "strategy_config": {"tensor_parallel_size": 4}}
+    third = {"strategy_name": "third", "strategy_config": {"tensor_parallel_size": 4, **keys.pop("engine", {})}}
     rows = {"file_name": "x.jsonl", "prompt": "p"}
     values = {
         "exp_name": "e",
@@ -124,16 +133,32 @@ def test_third_engine_is_planned_by_its_traits(tmp_path: Path) -> None:
     devices, budget, memory, reserved, host, strategy = planned(tmp_path, list(range(12)), list(range(12)))
     assert devices == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert budget is None
-    # Embedding and head: 2 x 320 x 64. Each of 2 layers: q and o 2 x 64 x 64, k and v 2 x 64 x 32, MLP 3 x 64 x 128,
-    # norms 2 x 64. Last norm: 64. Two bytes each, over 4 devices.
-    parameters = 2 * 320 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
-    assert parameters == 115_008
+    # Two bytes each, over 4 devices.
     # 64 tokens of keys and values in 2 layers: one of the 2 heads of size 16 on each device, as heads are not split.
-    assert memory == {"weights": parameters * 2 // 4, "kv_cache": 64 * 2 * 2 * 16 * 2}
+    assert memory == {"weights": PARAMETERS * 2 // 4, "kv_cache": 64 * 2 * 2 * 16 * 2}
     assert reserved == 0.8
     # It does not discard weights, so they move to host memory while the trainer uses its devices.
-    assert host == 4 * parameters * 2 // 4
+    assert host == 4 * PARAMETERS * 2 // 4
     assert strategy == "ThirdGenerate"
+
+
+def test_engine_without_reserved_memory_shards_its_weights(tmp_path: Path) -> None:
+    found = planned(tmp_path, list(range(12)), list(range(12)), engine={"memory_fraction": None})
+    _, budget, memory, reserved, host, _ = found
+    assert (budget, reserved) == (None, None)
+    assert memory["weights"] == PARAMETERS * 2 // 4
+    assert host == 4 * memory["weights"]
+
+
+@pytest.mark.parametrize("block", strategies("generate_settings"), ids=lambda block: block.__name__)
+def test_traits_name_keys_of_the_backend(block: type[StrategyConfig]) -> None:
+    keys: Any = block.model_fields["strategy_config"].annotation
+    (name,) = get_args(block.model_fields["strategy_name"].annotation)
+    traits = block(strategy_name=name, strategy_config=keys()).traits
+    if traits.devices_per_rank > 1 or isinstance(traits.memory, EngineMemory):
+        assert traits.devices_key in keys.model_fields
+    if isinstance(traits.memory, EngineMemory):
+        assert traits.memory.fraction_key in keys.model_fields
 
 
 def test_devices_that_are_no_whole_engines_are_refused(tmp_path: Path) -> None:

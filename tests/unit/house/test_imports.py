@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from roll.config.schema import backend
+
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "roll").rglob("*.py"))
 LINES = [
@@ -42,7 +44,7 @@ KEPT_TO = {
     "filelock": ["roll/system/own_folder.py"],
     "aiohttp": ["roll/agents/gateway/server.py"],
 }
-BACKENDS = ["roll.engines.hf", "roll.engines.vllm", "roll.training.deepspeed"]
+BACKENDS = [name.removesuffix(".settings") for name in backend.BACKENDS]
 HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
 
 
