@@ -133,12 +133,12 @@ def checked(tree: Any, passing: set[str]) -> str:
     try:
         composed = cast(DictConfig, OmegaConf.create(copy.deepcopy(tree)))
     except OmegaConfBaseException as error:  # Hydra reports it during composition
-        raise ConfigError([Fault("YAML", str(error), "", "malformed")]) from None
+        raise ConfigError(Fault("YAML", str(error), "", "malformed")) from None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = read_config(composed, passing, imports=False)
     if loaded.config is None:
-        raise ConfigError(loaded.faults)
+        raise ConfigError(*loaded.faults)
     plan = make_plan(loaded.config, loaded.faults)
     plan_text(loaded.config, plan)
     said = "\n".join(str(one.message) for one in caught)
@@ -258,7 +258,7 @@ def commanded(words: Sequence[str]) -> str:
         raise RuntimeError(f"status {status}: {errors.getvalue()[-1500:]}")
     if status == 2:
         assert errors.getvalue().strip(), "refused without a message"
-        raise ConfigError([Fault("command line", errors.getvalue(), "", "malformed")])
+        raise ConfigError(Fault("command line", errors.getvalue(), "", "malformed"))
     return ""
 
 

@@ -55,20 +55,15 @@ def load_config(name: str, overrides: Sequence[str] = (), config_path: str | Pat
     """
     if flags := [word for word in overrides if word.startswith("-")]:
         raise ConfigError(
-            [Fault("overrides", f"'{flags[0]}' is a flag of the command", "give only key=value", "misplaced")]
+            Fault("overrides", f"'{flags[0]}' is a flag of the command", "give only key=value", "misplaced")
         )
     place = ["--config-path", str(config_path)] if config_path is not None else []
     jobs = jobs_of([*place, "--config-name", name, *overrides])
     if len(jobs) != 1:
         raise ConfigError(
-            [
-                Fault(
-                    "overrides",
-                    f"they define a sweep of {len(jobs)} jobs",
-                    "give one value for each key",
-                    "not_supported",
-                )
-            ]
+            Fault(
+                "overrides", f"they define a sweep of {len(jobs)} jobs", "give one value for each key", "not_supported"
+            )
         )
     return jobs[0][0]
 
@@ -83,7 +78,7 @@ def train(config: Config) -> TrainResult:
             written a checkpoint, unless `save_at_end` is false.
     """
     if config.dry_run:
-        raise ConfigError([Fault("dry_run", "true", "remove it: load_config has checked everything", "not_supported")])
+        raise ConfigError(Fault("dry_run", "true", "remove it: load_config has checked everything", "not_supported"))
     plan = make_plan(config, [])
     with ActivityDisplay(Console()) as life:
         life.driver("loading models and data")

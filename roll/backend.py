@@ -76,7 +76,6 @@ class EngineActivity:
     busy_seconds: float
     """Seconds during which the engine had a request in flight and was neither paused nor offloaded."""
     generated_tokens: int
-    """Number of sampled tokens."""
     prefilled_tokens: int
     """Prompt tokens that were not in the prefix cache, plus tokens of preempted requests that were recomputed."""
     preemptions: int | None = None
@@ -208,11 +207,7 @@ class GenerateStrategy(Protocol):
         ...
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load a LoRA adapter.
-
-        Raises:
-            WeightSyncError: the adapter does not match what was sent. The previous adapter remains loaded.
-        """
+        """Load a LoRA adapter. Raises WeightSyncError, and keeps the previous one, if it is not what was sent."""
         ...
 
     async def resume(self, policy_version: int) -> None:

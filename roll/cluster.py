@@ -44,11 +44,7 @@ class Host:
 
 
 def parse_hostfile(text: str, source: str) -> list[Host]:
-    """Return the hosts in order. The first becomes the head.
-
-    Raises:
-        ConfigError: lines cannot be parsed, or there are no hosts. The error lists every faulty line.
-    """
+    """Return the hosts in order, the head first. Raises ConfigError with every line that cannot be parsed."""
     hosts: list[Host] = []
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -79,7 +75,7 @@ def parse_hostfile(text: str, source: str) -> list[Host]:
             Fault(source, "it lists no hosts", "write one line for each host, such as `worker-1 slots=8`", "empty")
         )
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(*faults)
     return hosts
 
 
@@ -107,10 +103,7 @@ def filter_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
         name, _, listed = (word, "", "") if word in sizes else word.rpartition(":")
         slots = set(listed.split(",")) if listed else {str(slot) for slot in range(sizes.get(name, 0))}
         if not slots or not slots <= {str(slot) for slot in range(sizes.get(name, 0))}:
-            remedy = (
-                f"name hosts of the hostfile ({', '.join(sizes)}), and slots from 0 to their number minus 1, such as "
-                f"`worker-1:0,1`"
-            )
+            remedy = f"name hosts ({', '.join(sizes)}), and slots below their number, such as `worker-1:0,1`"
             faults.append(Fault(option, f"'{word}' is not in the hostfile", remedy, "unknown_name"))
         else:
             named.setdefault(name, set()).update(map(int, slots))
@@ -125,7 +118,7 @@ def filter_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
         )
         faults.append(Fault("hostfile", f"the hosts have different numbers of GPUs: {counts}", remedy, "contradiction"))
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(*faults)
     return left
 
 
@@ -164,11 +157,7 @@ def address(head: Host, port: int) -> str:
 
 
 def start_commands(hosts: Sequence[Host], port: int, ray: PurePosixPath) -> list[Command]:
-    """Return the commands that start the head and then every other node.
-
-    Args:
-        ray: path of the program `ray`, which is the same on every host.
-    """
+    """Return the commands that start the head and then the other nodes. `ray` is the program's path on every host."""
     head, *others = hosts
     return [
         _start(head, ray, "--head", f"--port={port}"),
@@ -221,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, rest = cluster_parser().parse_known_args(argv)
     try:
         if faults := [_no_flag(word) for word in rest]:
-            raise ConfigError(faults)
+            raise ConfigError(*faults)
         hosts = filter_hosts(
             parse_hostfile(_read(arguments.hostfile), str(arguments.hostfile)), arguments.include, arguments.exclude
         )
@@ -309,14 +298,9 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            [
-                Fault(
-                    "hostfile",
-                    f"'{path}' cannot be read: {error}",
-                    "give the path of a DeepSpeed hostfile",
-                    "unreadable",
-                )
-            ]
+            Fault(
+                "hostfile", f"'{path}' cannot be read: {error}", "give the path of a DeepSpeed hostfile", "unreadable"
+            )
         ) from error
 
 

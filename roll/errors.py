@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -129,14 +129,14 @@ class BadInput(RollError):
     exit_status = BAD_INPUT
     subject = "input"
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, *faults: Fault) -> None:
         assert faults, "BadInput without a fault"
-        self.faults = tuple(faults)
+        self.faults = faults
         count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
         super().__init__(f"{count} in the {self.subject}:\n" + "\n".join(f"  {fault}" for fault in self.faults))
 
-    def __reduce__(self) -> tuple[type[BadInput], tuple[tuple[Fault, ...]]]:
-        return type(self), (self.faults,)
+    def __reduce__(self) -> tuple[type[BadInput], tuple[Fault, ...]]:
+        return type(self), self.faults
 
 
 class ConfigError(BadInput):

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_all(words: Sequence[str]) -> None:
     if launched := launcher_fault(os.environ, words):
-        raise ConfigError([launched])
+        raise ConfigError(launched)
     jobs = jobs_of(words)
     for config, plan in jobs:
         _run(config, plan)
@@ -57,7 +57,7 @@ def jobs_of(argv: Sequence[str]) -> list[Job]:
     def check(composed: DictConfig, presets: set[str]) -> None:
         loaded = read_config(composed, presets)
         if loaded.config is None:
-            raise ConfigError(loaded.faults)
+            raise ConfigError(*loaded.faults)
         jobs.append((loaded.config, make_plan(loaded.config, loaded.faults)))
 
     with warnings.catch_warnings(record=True) as caught:
@@ -77,16 +77,8 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
     for (config, _), folder in zip(jobs, folders, strict=True):
         if folders.count(folder) > 1:
             problem = f"'{config.output_dir}' is the run folder of {folders.count(folder)} jobs of the sweep"
-            raise ConfigError(
-                [
-                    Fault(
-                        "output_dir",
-                        problem,
-                        "interpolate the job's number: 'output_dir=./output/sweep_${hydra:job.num}'",
-                        "duplicate",
-                    )
-                ]
-            )
+            remedy = "interpolate the job's number: 'output_dir=./output/sweep_${hydra:job.num}'"
+            raise ConfigError(Fault("output_dir", problem, remedy, "duplicate"))
 
 
 def _run(config: Config, plan: Plan) -> None:

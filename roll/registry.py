@@ -19,11 +19,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self._entries: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Return a decorator that adds an entry under `name` and returns it unchanged.
-
-        Raises:
-            ValueError: `name` is already registered.
-        """
+        """Return a decorator that adds an entry under `name`, unchanged. Raises ValueError if `name` is registered."""
 
         def add(entry: Registered) -> Registered:
             if name in self._entries:

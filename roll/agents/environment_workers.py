@@ -28,7 +28,6 @@ class EnvironmentSettings(HostedSettings[EnvironmentConfig]):
     """Settings of `EnvironmentWorker`."""
 
     def build(self, rank: Rank) -> EnvironmentWorker:
-        """See `Settings`."""
         return EnvironmentWorker(self)
 
 
@@ -41,21 +40,18 @@ class EnvironmentWorker(HostedWorker[EnvironmentProcess]):
     async def open(
         self, session: int, row: Mapping[str, Any], seed: int
     ) -> tuple[Observation, MalformedCalls] | EnvironmentFailed:
-        """See `EnvironmentProcess`."""
         try:
             return await self._process.open(session, row, seed), self._process.malformed_calls
         except EnvironmentFailed as failed:
             return failed
 
     async def step(self, session: int, message: Message) -> Step | EnvironmentFailed:
-        """See `EnvironmentProcess`."""
         try:
             return await self._process.step(session, message)
         except EnvironmentFailed as failed:
             return failed
 
     async def end(self, session: int) -> None:
-        """See `EnvironmentProcess`."""
         await self._process.end(session)
 
 

@@ -43,7 +43,6 @@ class EpisodeGroups:
         return RolloutGroup(observed(prompt, played), played)
 
     def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
-        """See `GroupSampler`."""
         return baseline is None and sampled_so(episodes, self.sampling)
 
     async def _judged(self, prompt: Prompt, played: Sequence[Episode]) -> list[Episode]:
@@ -66,11 +65,9 @@ class SampledByDomain:
     single_turns: GroupSampler
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        """See `GroupSampler`."""
         return await self._of(prompt).sample(prompt, seed)
 
     def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
-        """See `GroupSampler`."""
         return self._of(prompt).yields(prompt, episodes, baseline)
 
     def _of(self, prompt: Prompt) -> GroupSampler:

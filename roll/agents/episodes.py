@@ -61,11 +61,7 @@ class EnvironmentSession(Protocol):
     malformed_calls: MalformedCalls
 
     async def step(self, message: Message) -> Step:
-        """Return the environment's answer to the policy's message.
-
-        Raises:
-            EnvironmentFailed: the environment broke.
-        """
+        """Return the environment's answer to the policy's message. Raises EnvironmentFailed if it broke."""
         ...
 
     async def close(self) -> None:
@@ -77,11 +73,7 @@ class Environments(Protocol):
     """Provides environments."""
 
     async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> EnvironmentSession:
-        """Return a fresh environment of the domain after its `reset`.
-
-        Raises:
-            EnvironmentFailed: no environment could be opened.
-        """
+        """Return a fresh environment of the domain after its `reset`. Raises EnvironmentFailed if none opens."""
         ...
 
 
@@ -155,7 +147,6 @@ class Episodes:
         self._limits, self._tokens, self._clock = limits, tokens, clock
 
     async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
-        """See `Player`."""
         limits = self._limits[prompt.domain]
         return await attempted(
             partial(self._attempt, prompt, environment_seed, seed, limits), limits.attempts, prompt.text
@@ -200,11 +191,7 @@ class _Turns:
         environment: EnvironmentSession,
         clock: Callable[[], float],
     ) -> None:
-        """Start with the first observation.
-
-        Raises:
-            EnvironmentFailed: the observation is longer than a prompt may be, or the chat template rejects it.
-        """
+        """Start with the first observation. Raises EnvironmentFailed if it is too long, or the template rejects it."""
         self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
         self._longest, self._clock, self._session = tokens.sequence, clock, Session()
         self._ids: set[str] = set()
@@ -253,10 +240,8 @@ class _Turns:
         for call in parsed.message.get("tool_calls") or ():
             number, name = len(self._ids), str(call["id"])
             while name in self._ids:
-                name, number = (
-                    f"call{number:05d}",
-                    number + 1,
-                )  # nine letters and digits, as Mistral's templates require
+                # Nine letters and digits, as Mistral's templates require.
+                name, number = f"call{number:05d}", number + 1
             self._ids.add(name)
             calls.append({**call, "id": name})
         return replace(parsed, message={**parsed.message, "tool_calls": calls}) if calls else parsed
@@ -350,9 +335,7 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> Metrics:
 
     They cover turns, tokens, stop reasons, tool calls, forks, retries and the time spent in the environment.
     """
-    played = [
-        (group.prompt.domain, episode) for group in groups for episode in group.episodes if in_environment(episode)
-    ]
+    played = [(group.prompt.domain, episode) for group in groups for episode in group.episodes if episode.turn_states]
     if not played:
         return {}
     episodes = [episode for _, episode in played]
@@ -375,11 +358,6 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> Metrics:
         for part in sorted(name.removeprefix(ENVIRONMENT) for name in named):
             metrics[f"environment/{domain}/{part}"] = _mean(own, f"{ENVIRONMENT}{part}")
     return metrics
-
-
-def in_environment(episode: Episode) -> bool:
-    """Whether the episode was played in an environment. Single-turn episodes have no `turn_states`."""
-    return bool(episode.turn_states)
 
 
 def given_and_sampled(episode: Episode) -> int:

@@ -42,11 +42,7 @@ class McpTools:
         return frozenset(self._clients)
 
     async def open(self) -> None:
-        """Connect to all servers and list their tools.
-
-        Raises:
-            EnvironmentFailed: a server cannot be started or reached, or two tools have the same name.
-        """
+        """Connect to all servers and list their tools. Raises EnvironmentFailed if one fails, or names are equal."""
         opened = asyncio.get_running_loop().create_future()
         self._holding = asyncio.create_task(self._hold(opened))
         await asyncio.wait({opened, self._holding}, return_when=asyncio.FIRST_COMPLETED)

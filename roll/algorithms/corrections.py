@@ -60,7 +60,6 @@ class Correction(MismatchCorrection):
     high: float = float("inf")
 
     def __call__(self, delta: Tensor, lengths: Tensor) -> Corrected:
-        """See `MismatchCorrection`."""
         ratio = torch.zeros_like(delta) if self.weight is None else _at(self.weight, delta, lengths)
         # Clamp before exp, because the product of ratios over a long sequence may overflow.
         capped = ratio.clamp(max=LARGEST_LOG_RATIO if self.cap is None else min(log(self.cap), LARGEST_LOG_RATIO))

@@ -80,7 +80,6 @@ class DistilledPolicy(Loss):
     coef: float = 1.0
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """See `Loss`."""
         return self.policy.token_selection(batch)
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, divergence: Tensor, inputs: LossInputs) -> TokenLosses:

@@ -99,7 +99,6 @@ class NegativeLogLikelihood(Loss):
     """Supervised fine-tuning: -log p of each response token."""
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`."""
         return TokenLosses(-log_probs, {"sft/loss": -log_probs.detach(), "sft/entropy": entropy.detach()})
 
 

@@ -161,7 +161,6 @@ class Ppo(Objective):
     dual_clip: float | None = None
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         surrogate = _clipped(ratio_of(tokens.log_ratio), tokens.advantages, self.clip_low, self.clip_high)
         if self.dual_clip is None:
             return surrogate
@@ -177,7 +176,6 @@ class PolicyGradient(Objective):
     """REINFORCE: -A log pi. No ratio and no clip. Source: R. J. Williams, 1992."""
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         ratio = ratio_of(tokens.log_ratio.detach())
         return Surrogate(-tokens.advantages * tokens.log_probs, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
@@ -198,7 +196,6 @@ class Gspo(Objective):
     clip_high: float = 4e-4
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         ratio = ratio_of(sequence_mean(tokens.log_ratio.detach(), tokens.lengths))
         own = (tokens.log_probs - tokens.log_probs.detach()).exp()  # has the value 1 and the gradient of log pi
         return _clipped(ratio * own, tokens.advantages, self.clip_low, self.clip_high)
@@ -219,7 +216,6 @@ class Gmpo(Objective):
     clip_high: float = 0.4
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         d, sign = tokens.log_ratio, tokens.advantages.sign()
         bounded = d.clamp(-self.clip_low, self.clip_high)
         clipped = sign * bounded < sign * d
@@ -240,7 +236,6 @@ class Cispo(Objective):
     clip_high: float = 0.2
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         ratio = ratio_of(tokens.log_ratio.detach())
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return Surrogate(-weight * tokens.advantages * tokens.log_probs, ratio, weight != ratio)
@@ -260,7 +255,6 @@ class Sapo(Objective):
     negative: float = 1.05
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         ratio = ratio_of(tokens.log_ratio)
         tau = torch.full_like(ratio, self.negative).masked_fill(tokens.advantages > 0, self.positive)
         losses = -tokens.advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1))
@@ -283,7 +277,6 @@ class Dppo(Objective):
     threshold: float = 0.15
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         ratio = ratio_of(tokens.log_ratio)
         apart = binary_divergence(tokens.log_probs.detach(), tokens.old_log_probs, self.divergence)
         moves_along = tokens.log_ratio.detach() * tokens.advantages > 0
@@ -305,7 +298,6 @@ class Topr(Objective):
     negative: float = 1.0
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         total = sequence_sum(tokens.log_ratio.detach(), tokens.lengths)
         tapered, falls = total.clamp(max=0.0).exp(), tokens.advantages < 0
         weight = torch.where(falls, self.negative * tapered, self.positive)
@@ -332,11 +324,9 @@ class ClipCov(Objective):
     high: float = 5.0
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """See `Objective`."""
         return any_between(token_covariances(batch), batch, self.ratio, self.low, self.high)
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         assert tokens.token_selection is not None, "the token selection is missing"
         surrogate = _clipped(ratio_of(tokens.log_ratio), tokens.advantages, self.clip_low, self.clip_high)
         losses = torch.where(tokens.token_selection, 0.0, surrogate.losses)
@@ -357,11 +347,9 @@ class KlCov(Objective):
     coef: float = 1.0
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """See `Objective`."""
         return largest(token_covariances(batch), batch, self.ratio)
 
     def __call__(self, tokens: PolicyTokens) -> Surrogate:
-        """See `Objective`."""
         assert tokens.token_selection is not None, "the token selection is missing"
         ratio = ratio_of(tokens.log_ratio)
         penalty = torch.where(tokens.token_selection, self.coef * tokens.log_ratio.abs(), 0.0)
@@ -397,11 +385,9 @@ class PolicyLoss(Loss):
     """Threshold of `is_far_and_bad`, in nats per token. None: no token is masked."""
 
     def token_selection(self, batch: TrainBatch) -> Bools | None:
-        """See `Loss`."""
         return self.objective.token_selection(batch)
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`."""
         old = self._old(log_probs, inputs)
         surrogate = self.objective(
             PolicyTokens(log_probs, old, inputs.advantages, inputs.lengths, inputs.token_selection)

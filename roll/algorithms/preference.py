@@ -119,7 +119,6 @@ class Dpo(PairObjective):
     label_smoothing: float = 0.0
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
-        """See `PairObjective`."""
         up, down = self.beta * chosen.log_ratio, self.beta * rejected.log_ratio
         losses = -(1 - self.label_smoothing) * logsigmoid(up - down) - self.label_smoothing * logsigmoid(down - up)
         return PairLosses(losses, up, down)
@@ -137,7 +136,6 @@ class Ipo(PairObjective):
     beta: float = 0.1
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
-        """See `PairObjective`."""
         up, down = chosen.log_ratio / chosen.lengths, rejected.log_ratio / rejected.lengths
         return PairLosses((up - down - 1 / (2 * self.beta)) ** 2, self.beta * up, self.beta * down)
 
@@ -155,7 +153,6 @@ class DpoNorm(PairObjective):
     label_smoothing: float = 0.0
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
-        """See `PairObjective`."""
         up, down = self.beta * chosen.log_ratio / chosen.lengths, self.beta * rejected.log_ratio / rejected.lengths
         losses = -(1 - self.label_smoothing) * logsigmoid(up - down) - self.label_smoothing * logsigmoid(down - up)
         return PairLosses(losses, up, down)
@@ -170,7 +167,6 @@ class SimPo(PairObjective):
     gamma: float = 0.5
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
-        """See `PairObjective`."""
         up, down = self.beta * chosen.mean, self.beta * rejected.mean
         return PairLosses(-logsigmoid(up - down - self.gamma), up, down)
 
@@ -187,7 +183,6 @@ class OrPo(PairObjective):
     beta: float = 0.1
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
-        """See `PairObjective`."""
         difference = _log_odds(chosen.mean) - _log_odds(rejected.mean)
         losses = -chosen.mean - self.beta * logsigmoid(difference)
         return PairLosses(losses, self.beta * chosen.mean, self.beta * rejected.mean)
@@ -199,7 +194,6 @@ class ChosenLikelihood(PairObjective):
     """Supervised fine-tuning on the chosen responses: -m(c). Needs no reference. With `Dpo`: RPO, arXiv 2404.19733."""
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
-        """See `PairObjective`."""
         return PairLosses(-chosen.mean, chosen.mean, rejected.mean)
 
 
@@ -212,7 +206,6 @@ class Mixture(PairObjective):
     """The other losses, each with its weight w."""
 
     def __call__(self, chosen: Responses, rejected: Responses) -> PairLosses:
-        """See `PairObjective`."""
         result = self.first(chosen, rejected)
         losses = result.losses
         for weight, objective in self.others:
@@ -232,7 +225,6 @@ class PreferenceLoss(Loss):
     objective: PairObjective
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`."""
         if not len(log_probs):  # a filler micro-batch without sequences
             return TokenLosses(log_probs, {})
         chosen, rejected = (_responses(log_probs, inputs, number) for number in (0, 1))
@@ -280,7 +272,6 @@ class Kto(Loss):
     """KL estimate in nats per response, without beta."""
 
     def __call__(self, log_probs: Tensor, entropy: Tensor, inputs: LossInputs) -> TokenLosses:
-        """See `Loss`."""
         if not len(log_probs):  # a filler micro-batch without sequences
             return TokenLosses(log_probs, {})
         assert inputs.ref_log_probs is not None and inputs.labels is not None, (

@@ -79,11 +79,7 @@ def judge_templates() -> dict[str, Path]:
 
 
 def find_experiment(name: str) -> Path:
-    """Return the file of an experiment, given as `name` or `folder/name`.
-
-    Raises:
-        ConfigError: No experiment has this name, or several have it.
-    """
+    """Return the file of an experiment (`name` or `folder/name`). Raises ConfigError unless exactly one has it."""
     known = experiments()
     wanted = name.removesuffix(".yaml")
     found = [path for path in known if path == wanted or path.endswith(f"/{wanted}")]
@@ -94,14 +90,9 @@ def find_experiment(name: str) -> Path:
     if found:
         choices = ", ".join(found)
         raise ConfigError(
-            [
-                Fault(
-                    "--config-name",
-                    f"{len(found)} experiments are named '{name}'",
-                    f"use one of: {choices}",
-                    "duplicate",
-                )
-            ]
+            Fault(
+                "--config-name", f"{len(found)} experiments are named '{name}'", f"use one of: {choices}", "duplicate"
+            )
         )
     file = Path(f"{wanted}.yaml")
     remedy = (
@@ -109,24 +100,20 @@ def find_experiment(name: str) -> Path:
         if _holds(file, Path.is_file)
         else _nearest(wanted, list(known))
     )
-    raise ConfigError([Fault("--config-name", f"no experiment is named '{name}'", remedy, "unknown_name")])
+    raise ConfigError(Fault("--config-name", f"no experiment is named '{name}'", remedy, "unknown_name"))
 
 
 def find_in(folder: Path, name: str, option: str) -> Path:
-    """Return the file of an experiment in a folder that the user gave with the flag `option`.
-
-    Raises:
-        ConfigError: The folder or the file does not exist.
-    """
+    """Return an experiment's file in the folder of the flag `option`. Raises ConfigError if either does not exist."""
     if not _holds(folder, Path.is_dir):
         raise ConfigError(
-            [Fault(option, f"'{folder}' is not a folder", "give the folder with the YAML file", "not_found")]
+            Fault(option, f"'{folder}' is not a folder", "give the folder with the YAML file", "not_found")
         )
     file = folder / f"{name.removesuffix('.yaml')}.yaml"
     if not _holds(file, Path.is_file):
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         raise ConfigError(
-            [Fault("--config-name", f"there is no '{file.name}' in {folder}", _nearest(name, names), "not_found")]
+            Fault("--config-name", f"there is no '{file.name}' in {folder}", _nearest(name, names), "not_found")
         )
     return file
 

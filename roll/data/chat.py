@@ -42,12 +42,7 @@ class Render(Protocol):
     """Renders messages to text."""
 
     def __call__(self, messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
-        """Return the text of `messages`.
-
-        Args:
-            generate: whether to open an assistant turn at the end.
-            further: additional arguments of the chat template.
-        """
+        """Return the text of `messages`; `generate` opens an assistant's turn at the end, `further` are arguments."""
         ...
 
 
@@ -63,11 +58,7 @@ class ChatTemplate:
     """Renders messages with one template. Implements `Render`; raises TemplateFault for what it cannot express."""
 
     def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase) -> None:
-        """
-        Raises:
-            ValueError: `template` is `native`, but the tokenizer has no chat template; or it has marks that the
-                tokenizer lacks.
-        """
+        """Raises ValueError if `template` is `native` but the tokenizer has none, or it has marks that this lacks."""
         if template == "native" and not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of '{tokenizer.name_or_path}' has no chat template of its own")
         check_marks(template, tokenizer)
@@ -84,7 +75,6 @@ class ChatTemplate:
         return self._native is not None and self._native.marks_turns
 
     def __call__(self, messages: Messages, generate: bool, further: Mapping[str, Any] = NOTHING) -> str:
-        """See `Render`."""
         for key in self.unread(further):
             raise TemplateFault(f"the row has '{key}', which the template '{self._template}' does not read")
         if self._native is None:
@@ -136,18 +126,16 @@ def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) 
         found = renderer(data_args.template, tokenizer)
     except ValueError as error:
         problem = f"is '{data_args.template}', but {error}"
-        raise DataError([Fault("data_args.template", problem, template_remedy(data_args.template), "unfit")]) from error
+        raise DataError(Fault("data_args.template", problem, template_remedy(data_args.template), "unfit")) from error
     if unread := found.unread(data_args.chat_template_kwargs or {}):
         problem = f"has '{unread[0]}', which the template '{data_args.template}' does not read"
         raise DataError(
-            [
-                Fault(
-                    "data_args.chat_template_kwargs",
-                    problem,
-                    "remove it, or use a tokenizer whose template reads it",
-                    "unread",
-                )
-            ]
+            Fault(
+                "data_args.chat_template_kwargs",
+                problem,
+                "remove it, or use a tokenizer whose template reads it",
+                "unread",
+            )
         )
     return found
 

@@ -49,10 +49,7 @@ from roll.types import Bools, Ints
 
 WORDLESS = "they contain no token to learn"
 """Fault of examples without a token that enters the loss."""
-UNTHOUGHT = (
-    "have no thinking, although the prompt opens it: they are learnt as the template writes them, after another "
-    "prompt than in RL"
-)
+UNTHOUGHT = "have no thinking, although the prompt opens it: they are learnt after another prompt than in RL"
 """A remark on rows; see `Texts.remarks`."""
 Kind = Literal["responses", "turns", "labelled", "pairs"]
 """Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or
@@ -155,9 +152,8 @@ class ExampleSet:
 
 
 def _sequence(token_ids: Ints, learnt_from: int) -> ExampleSequence:
-    return ExampleSequence(
-        token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1)
-    )  # the first token is not predicted
+    # The first token is not predicted.
+    return ExampleSequence(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1))
 
 
 def prepare_examples(
@@ -187,7 +183,7 @@ def prepare_examples(
     """
     if not isinstance(tokenizer.eos_token, str):
         problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
-        raise DataError([Fault("pretrain", problem, "set eos_token in its tokenizer_config.json", "unfit")])
+        raise DataError(Fault("pretrain", problem, "set eos_token in its tokenizer_config.json", "unfit"))
     sources = find_sources(data_args.file_name, data_args.split)
     is_raw = data_args.text is not None
     render = None if is_raw else checked_renderer(data_args, tokenizer)
@@ -213,7 +209,7 @@ def prepare_examples(
     remarks = count_remarks(table, positions, sources)
     if not len(positions):
         least = LengthLimits(_least(prompt[meant]), _least(np.maximum(response, rejected)[meant]))
-        raise DataError(_nothing_left(limits, least, too_long, wordless, sources[0].name))
+        raise DataError(*_nothing_left(limits, least, too_long, wordless, sources[0].name))
     longest, starts = limits.prompt + limits.response, np.zeros(len(positions), np.int64)
     if is_raw:
         positions, starts = _pieces(positions, prompt + response, longest)

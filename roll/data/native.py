@@ -116,9 +116,8 @@ class NativeTemplate:
     def variables(self) -> frozenset[str]:
         """Names of the variables that the template, or one of several, reads and does not set itself."""
         own = self._tokenizer.chat_template
-        parser = Environment(
-            extensions=["jinja2.ext.loopcontrols"]
-        )  # with the statements that transformers adds to Jinja's
+        # With the statements that transformers adds to Jinja's.
+        parser = Environment(extensions=["jinja2.ext.loopcontrols"])
         sources = own.values() if isinstance(own, Mapping) else [own or ""]
         return frozenset().union(
             *(find_undeclared_variables(parser.parse(GENERATION_TAGS.sub("", source))) for source in sources)

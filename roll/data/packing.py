@@ -43,7 +43,6 @@ class Selection:
     """Some of a batch's sequences, and their token spans in the batch."""
 
     sequences: Sequences
-    """The chosen sequences."""
     spans: Sequence[slice]
     """Token spans of the chosen sequences in the batch. Adjacent sequences share a span. Empty for the filler."""
 
@@ -251,9 +250,8 @@ def balance(costs: Sequence[float] | np.ndarray, ranks: int) -> list[list[int]]:
     Return the indices of each rank in ascending order.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    lightest = [
-        (0.0, 0, rank) for rank in range(ranks)
-    ]  # a heap; ties go to the rank with fewer sequences, then to the first
+    # A heap; ties go to the rank with fewer sequences, then to the first.
+    lightest = [(0.0, 0, rank) for rank in range(ranks)]
     for index, own in dearest_first(costs):
         load, count, rank = lightest[0]
         shares[rank].append(index)
@@ -282,9 +280,8 @@ def pack(lengths: Sequence[int] | np.ndarray, indices: Sequence[int], token_budg
     """
     chosen = np.sort(np.asarray(indices, np.int64))
     packed: list[list[int]] = [[] for _ in range(min(bins, len(chosen)))]
-    emptiest: list[tuple[float, int]] = [
-        (0, number) for number in range(len(packed))
-    ]  # a heap: if the first bin has no room, none has
+    # A heap: if the first bin has no room, none has.
+    emptiest: list[tuple[float, int]] = [(0, number) for number in range(len(packed))]
     for index, length in dearest_first(np.asarray(lengths, np.int64)[chosen]):
         load, number = emptiest[0]
         if packed[number] and load + length > token_budget:

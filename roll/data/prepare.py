@@ -281,14 +281,7 @@ def write_set(wish: SetRequest) -> WrittenRows:
             if rows < least:
                 problem = f"{rows} rows of the split '{split}' can be used, but at least {least} are needed"
                 raise DataError(
-                    [
-                        Fault(
-                            wish.source,
-                            problem,
-                            "give a larger copy of the set, or a smaller --validation",
-                            "too_small",
-                        )
-                    ]
+                    Fault(wish.source, problem, "give a larger copy of the set, or a smaller --validation", "too_small")
                 )
         _hold_out(folder, frozenset(random.Random(wish.seed).sample(range(usable), wish.validation)))
     rows = {TRAIN: usable - wish.validation, VALIDATION: wish.validation, TEST: tested}
@@ -325,28 +318,21 @@ def _rows(wish: SetRequest, public: PublicSet, split: str) -> Iterator[PreparedR
             f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; or "
             f"check the network"
         )
-        raise DataError([Fault(fault.place, fault.problem, remedy, fault.code) for fault in error.faults]) from error
+        raise DataError(*[Fault(fault.place, fault.problem, remedy, fault.code) for fault in error.faults]) from error
     for source in sources:
         for raw in source.rows():
             place = f"{source.name}:{raw.number}"
             if raw.problem:
-                raise DataError(
-                    [Fault(place, raw.problem, f"give an undamaged copy of {public.hub_name}", "unreadable")]
-                )
+                raise DataError(Fault(place, raw.problem, f"give an undamaged copy of {public.hub_name}", "unreadable"))
             try:
                 yield public.convert(parsed(raw.text))
             except LeftOut as reason:
                 yield reason
             except AnotherLayout as error:
                 raise DataError(
-                    [
-                        Fault(
-                            place,
-                            str(error),
-                            f"give a copy of {public.hub_name} with the layout on the Hub",
-                            "malformed",
-                        )
-                    ]
+                    Fault(
+                        place, str(error), f"give a copy of {public.hub_name} with the layout on the Hub", "malformed"
+                    )
                 ) from error
 
 
@@ -387,21 +373,15 @@ def _hold_out(folder: Path, numbers: frozenset[int]) -> None:
 
 @contextmanager
 def _atomic_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to `out`. It is renamed to `out` at the end, or removed after an error.
-
-    Raises:
-        DataError: `out` exists, or cannot be created.
-    """
+    """Yield a folder that becomes `out` at the end, or is removed after an error. Raises DataError if it cannot."""
     if out.exists():
         raise DataError(
-            [
-                Fault(
-                    "--output",
-                    f"'{out}' exists already",
-                    "give a folder that does not exist, or remove this one",
-                    "already_exists",
-                )
-            ]
+            Fault(
+                "--output",
+                f"'{out}' exists already",
+                "give a folder that does not exist, or remove this one",
+                "already_exists",
+            )
         )
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -410,7 +390,7 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
     except OSError as error:
         problem = f"'{out}' cannot be created: {error}"
         raise DataError(
-            [Fault("--output", problem, "give a folder in a place that you can write to", "not_writable")]
+            Fault("--output", problem, "give a folder in a place that you can write to", "not_writable")
         ) from error
     try:
         yield aside

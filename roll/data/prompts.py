@@ -136,7 +136,7 @@ def tag_routes(sections: Mapping[str, RewardConfig | EnvironmentConfig]) -> dict
                 place = "environments" if isinstance(section, EnvironmentConfig) else "rewards"
                 faults.append(Fault(f"{place}.{domain}.tag_included", problem, remedy, "duplicate"))
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(*faults)
     return routes
 
 
@@ -236,7 +236,7 @@ def prepare_prompts(
     too_long = count_by_file(table, np.flatnonzero(~fits), sources)
     if not fits.any():
         raise DataError(
-            [_all_too_long(name, count, prompt_length, int(tokens.min())) for name, count in too_long.items()]
+            *[_all_too_long(name, count, prompt_length, int(tokens.min())) for name, count in too_long.items()]
         )
     positions = np.flatnonzero(fits)
     used = [labels[position] for position in positions]
@@ -502,7 +502,7 @@ def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, f
     if total <= 0:
         faults.append(Fault(place, "sums to 0", "give at least one domain a share above 0", "out_of_range"))
     if faults:
-        raise DataError(faults)
+        raise DataError(*faults)
     return {name: share / total for name, share in probabilities.items() if share > 0}
 
 

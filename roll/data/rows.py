@@ -85,10 +85,7 @@ def reference_at(row: Mapping[str, Any], path: str) -> Any:
                 if is_object
                 else f"{holder} is {_excerpt(found)}"
             )
-            remedy = (
-                "fill it in, or name the column of the reference answer, or keys that lead to it, in "
-                "data_args.ground_truth"
-            )
+            remedy = "fill it in, or name the column of the reference answer, or keys to it, in data_args.ground_truth"
             raise RowFault(
                 f"no '{path}'", f"data_args.ground_truth is '{path}', but {missing}; {has}", remedy, "missing"
             )
@@ -117,10 +114,7 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
             "wrong_type",
         )
     for key in truths_as_text(others or {}):
-        problem = (
-            f"'{TEMPLATE_ARGUMENTS}' has '{key}' as the text {others[key]!r}, and a chat template takes every text "
-            f"as true"
-        )
+        problem = f"'{TEMPLATE_ARGUMENTS}' has '{key}' as the text {others[key]!r}, which templates take as true"
         raise RowFault(
             f"'{key}' of '{TEMPLATE_ARGUMENTS}' is a text", problem, "write true or false without quotes", "wrong_type"
         )
@@ -262,10 +256,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     messages = _messages(row, column, may_be_empty=True)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
-        remedy = (
-            "make it a text, or a list with one message of the assistant; for pairs of conversations, set no column "
-            "for the prompt"
-        )
+        remedy = "make it a text, or one message of the assistant; for pairs of conversations, set no prompt column"
         raise RowFault("response is not one message of the assistant", problem, remedy, "not_allowed")
     return messages[0]
 

@@ -147,11 +147,7 @@ class Source:
     """Rows of a source of kind `table`, memory-mapped."""
 
     def rows(self) -> Iterator[RawRow]:
-        """Yield every row in order.
-
-        Raises:
-            DataError: the file as a whole cannot be read.
-        """
+        """Yield every row in order. Raises DataError if the file as a whole cannot be read."""
         try:
             if self.kind in ("json", "csv"):
                 yield from {"json": _json_rows, "csv": _csv_rows}[self.kind](Path(self.name))
@@ -160,7 +156,7 @@ class Source:
             for number, text in enumerate(chain.from_iterable(map(json_rows, batches)), start=1):
                 yield RawRow(number, text) if isinstance(text, str) else RawRow(number, "", str(text))
         except (OSError, ValueError, OverflowError, MemoryError, pyarrow.ArrowException) as error:
-            raise DataError([_unreadable(self.name, f"is not a readable {self.kind} file: {error}")]) from error
+            raise DataError(_unreadable(self.name, f"is not a readable {self.kind} file: {error}")) from error
 
 
 def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
@@ -184,7 +180,7 @@ def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
             Fault("data_args.file_name", "names no file", "give at least one file, folder or Hub name", "empty")
         )
     if faults:
-        raise DataError(faults)
+        raise DataError(*faults)
     return sources
 
 
@@ -197,21 +193,19 @@ def _resolve(name: str, split: str) -> list[Source]:
         return [_saved(path, split)] if saved else _folder(path, split)
     if path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):
         raise DataError(
-            [
-                Fault(
-                    name,
-                    "there is no such file or folder",
-                    f"give an existing path; relative paths start at {Path.cwd()}",
-                    "not_found",
-                )
-            ]
+            Fault(
+                name,
+                "there is no such file or folder",
+                f"give an existing path; relative paths start at {Path.cwd()}",
+                "not_found",
+            )
         )
     return [_hub(name, split)]
 
 
 def _file(path: Path) -> Source:
     if path.suffix not in SUFFIXES:
-        raise DataError([_unreadable(str(path), f"has the suffix '{path.suffix}'")])
+        raise DataError(_unreadable(str(path), f"has the suffix '{path.suffix}'"))
     status = path.stat()
     return Source(str(path), SUFFIXES[path.suffix], f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}")  # type: ignore[arg-type]
 
@@ -228,10 +222,10 @@ def _folder(path: Path, split: str) -> list[Source]:
     }
     usable = {key: files for key, files in usable.items() if files}
     if not usable:
-        raise DataError([_unreadable(str(path), "is a folder without data files")])
+        raise DataError(_unreadable(str(path), "is a folder without data files"))
     if split not in usable:
         remedy = f"set data_args.split to one of: {', '.join(sorted(usable))}"
-        raise DataError([Fault(str(path), f"has no files of the split '{split}'", remedy, "not_found")])
+        raise DataError(Fault(str(path), f"has no files of the split '{split}'", remedy, "not_found"))
     if others := [Path(file).name for file in by_split[split] if Path(file).suffix in NOT_READ]:
         LOG.warning("%s: files of unsupported kinds are left out: %s", path, ", ".join(sorted(others)))
     return [_file(Path(file) if path.is_absolute() else Path(os.path.relpath(file))) for file in usable[split]]
@@ -244,14 +238,12 @@ def _saved(path: Path, split: str) -> Source:
         folder, splits = path / split, sorted(state.parent.name for state in path.glob("*/state.json"))
         if split not in splits:
             raise DataError(
-                [
-                    Fault(
-                        str(path),
-                        f"has no split '{split}'",
-                        f"set data_args.split to one of: {', '.join(splits)}",
-                        "not_found",
-                    )
-                ]
+                Fault(
+                    str(path),
+                    f"has no split '{split}'",
+                    f"set data_args.split to one of: {', '.join(splits)}",
+                    "not_found",
+                )
             )
     try:
         table = datasets.Dataset.load_from_disk(str(folder))
@@ -259,9 +251,9 @@ def _saved(path: Path, split: str) -> Source:
             _check_stream(Path(entry["filename"]))
         return _table(str(path), table)
     except IndexError as error:  # from `datasets`, for a set without rows
-        raise DataError([Fault(str(folder), "has no rows", "give a source with at least one row", "empty")]) from error
+        raise DataError(Fault(str(folder), "has no rows", "give a source with at least one row", "empty")) from error
     except (OSError, ValueError) as error:
-        raise DataError([_unreadable(str(folder), f"is not a complete saved data set: {error}")]) from error
+        raise DataError(_unreadable(str(folder), f"is not a complete saved data set: {error}")) from error
 
 
 def _check_stream(path: Path) -> None:
@@ -277,11 +269,8 @@ def _hub(name: str, split: str) -> Source:
         loaded = datasets.load_dataset(hub_name, configuration or None, split=split)
     except Exception as error:  # The client raises a dozen types of errors: network, name, format.
         problem = f"is not a local path, and cannot be loaded from the Hub: {type(error).__name__}: {error}"
-        remedy = (
-            f"check the name (`owner/name` or `owner/name:config`), the split ('{split}') and the network, or give a "
-            f"path"
-        )
-        raise DataError([Fault(name, problem, remedy, "unreadable")]) from error
+        remedy = f"check the name (`owner/name` or `owner/name:config`), split ('{split}') and network, or give a path"
+        raise DataError(Fault(name, problem, remedy, "unreadable")) from error
     return _table(name, loaded)
 
 
@@ -306,7 +295,7 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
         for number, row in enumerate(items(whole.decode(json.detect_encoding(whole))), start=1):
             yield _as_json(number, row)
     except (ValueError, RecursionError) as error:
-        raise DataError([_unreadable(str(path), f"is not JSON: {error}")]) from error
+        raise DataError(_unreadable(str(path), f"is not JSON: {error}")) from error
 
 
 def _arrow_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:

@@ -329,7 +329,7 @@ def prepared_table(
     except OSError as error:
         remedy = "free space there, or set HF_DATASETS_CACHE to a folder that you can write to"
         raise DataError(
-            [Fault(str(root), f"the prepared rows cannot be written there: {error}", remedy, "not_writable")]
+            Fault(str(root), f"the prepared rows cannot be written there: {error}", remedy, "not_writable")
         ) from error
     return datasets.concatenate_datasets(
         [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))]
@@ -361,7 +361,7 @@ def check_rows(
 ) -> None:
     """Raise DataError if any row has a fault. See `row_faults`."""
     if faults := row_faults(table, [source.name for source in sources], further):
-        raise DataError(faults)
+        raise DataError(*faults)
 
 
 def row_faults(
@@ -418,14 +418,12 @@ def check_ids(table: datasets.Dataset, sources: Sequence[Source], embedded: int 
                 f"it has the token {largest}, but the model has embeddings only for the tokens 0 to {embedded - 1}"
             )
             raise DataError(
-                [
-                    Fault(
-                        row_place(table, position + number, [source.name for source in sources]),
-                        problem,
-                        EMBEDDING_REMEDY,
-                        "out_of_range",
-                    )
-                ]
+                Fault(
+                    row_place(table, position + number, [source.name for source in sources]),
+                    problem,
+                    EMBEDDING_REMEDY,
+                    "out_of_range",
+                )
             )
         position += len(chunk)
 
@@ -531,5 +529,5 @@ def _raw_rows(sources: tuple[Source, ...]) -> Iterator[dict[str, Any]]:
             yield {"file": index, "number": row.number, "row": row.text, "problem": row.problem}
     if empty:
         raise DataError(
-            [Fault(source.name, "has no rows", "give a source with at least one row", "empty") for source in sources]
+            *[Fault(source.name, "has no rows", "give a source with at least one row", "empty") for source in sources]
         )

@@ -54,11 +54,7 @@ class Turns:
     """The turns of the assistant in one conversation."""
 
     def __init__(self, messages: Messages, render: RenderMessages, marks: Collection[str] = ()) -> None:
-        """
-        Args:
-            messages: a conversation whose last message is the assistant's.
-            marks: special tokens of the tokenizer, which may end a turn.
-        """
+        """`messages` end with the assistant's; `marks` are the tokenizer's special tokens, which may end a turn."""
         self.messages, self.render = messages, render
         self.numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         self._word = unused_word(render(messages, False) + str([message["content"] for message in messages]))
@@ -77,11 +73,7 @@ class Turns:
         return self._opened[turn]
 
     def as_last(self, turn: int) -> RenderedTurn:
-        """Return a turn as it is rendered when it is the last one.
-
-        Raises:
-            TemplateFault: the template renders the prompt differently once the turn follows it.
-        """
+        """Return a turn rendered as the last one. Raises TemplateFault if the prompt differs once the turn follows."""
         *before, message = self.until(turn)
         return self.split(before, self.opened(turn), self.render([*before, message], False), message)
 

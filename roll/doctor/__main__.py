@@ -233,10 +233,7 @@ def _ops(facts: Facts) -> Findings:
     cuda = None if isinstance(facts.torch, str) else facts.torch["cuda"]
     if problem := _offload_problem(facts, missing, usable, cuda):
         toolkit = f"the CUDA toolkit {cuda} and " if facts.gpus else ""
-        remedy = (
-            f"install {toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`; only cpuoffload "
-            f"presets need these"
-        )
+        remedy = f"install {toolkit}whichever is missing: `apt-get install g++`, `pip install ninja`, for cpuoffload"
         yield _warning("optimizer offload", problem, remedy)
     if not facts.gpus:
         return
@@ -269,10 +266,7 @@ def _links(facts: Facts) -> Findings:
         yield _warning("NVLink", "`nvidia-smi topo -m` does not report how the GPUs are connected", "run it by hand")
     elif slow:
         pairs = ", ".join(f"{one}-{other} {link}" for (one, other), link in sorted(slow.items())[:4])
-        remedy = (
-            "keep the ranks of a role, or of an engine, on GPUs that NVLink connects; `nvidia-smi topo -m` shows all "
-            "connections"
-        )
+        remedy = "keep ranks of a role or engine on GPUs with NVLink; `nvidia-smi topo -m` shows the connections"
         yield _warning(
             "NVLink", f"{len(slow)} of {len(facts.links)} pairs of GPUs are not connected by it: {pairs}", remedy
         )
@@ -360,10 +354,7 @@ def _ray(facts: Facts) -> Findings:
     if facts.ray_address is None:
         yield _ok("Ray", "RAY_ADDRESS is not set: a run starts Ray on this host")
     elif isinstance(facts.ray_nodes, str):
-        remedy = (
-            "run `ray start --address=HEAD:6379` here, set RAY_AUTH_MODE=token if the cluster requires a token, or "
-            "unset RAY_ADDRESS"
-        )
+        remedy = "`ray start --address=HEAD:6379` here, with RAY_AUTH_MODE=token if required, or unset RAY_ADDRESS"
         yield _broken("Ray", f"the cluster at {facts.ray_address} cannot be joined: {facts.ray_nodes}", remedy)
     else:
         nodes = ", ".join(f"{node['address']} ({node['gpus']} GPUs)" for node in facts.ray_nodes)

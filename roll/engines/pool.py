@@ -367,11 +367,7 @@ class EnginePool:
         self._news = asyncio.Event()
 
     def process(self, engine: int) -> int:
-        """Return the number of an engine's current process, for `explained`.
-
-        Raises:
-            WorkerDied: the engine has no live process.
-        """
+        """Return the number of an engine's current process, for `explained`. Raises WorkerDied if there is none."""
         state = self._health.state(engine)
         if state not in PRESENT:
             raise WorkerDied(self._group.role, engine, f"it is {state}")

@@ -27,12 +27,10 @@ class RequestGate(asyncio.Event):
         self._changed = clock()
 
     def set(self) -> None:
-        """See `asyncio.Event`."""
         self._count()
         super().set()
 
     def clear(self) -> None:
-        """See `asyncio.Event`."""
         self._count()
         super().clear()
 

@@ -38,7 +38,6 @@ class Request:
     """GPU numbers; empty for the CPU."""
     dtype: str | None = None
     output: Path | None = None
-    """Folder for the results."""
     overrides: tuple[str, ...] = ()
     """`key=value` overrides of the evaluation's configuration."""
     dry_run: bool = False

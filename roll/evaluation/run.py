@@ -101,7 +101,7 @@ def _inputs(evaluation: Evaluation, config: RlvrConfig) -> HeldOutInputs:
     try:
         return prepare_held_out(config)
     except DataError as error:
-        raise DataError([with_option_names(fault, evaluation.request) for fault in error.faults]) from error
+        raise DataError(*[with_option_names(fault, evaluation.request) for fault in error.faults]) from error
 
 
 async def _answers(
@@ -146,7 +146,6 @@ class EvaluationProgress:
         """Texts about rewards that failed."""
 
     def begun(self) -> None:
-        """See `Listener`."""
         self._life.rest()
         _print_stage(f"all roles are ready; answering {', '.join(self._prompts)}: 0 of {self._responses} responses")
 
@@ -157,16 +156,11 @@ class EvaluationProgress:
             _print_stage(f"answering: {self._answered} of {self._responses} responses")
 
     def failed(self, topic: str, text: str) -> None:
-        """See `Listener`."""
         LOG.warning("%s", text)
         self.failures.append(text)
 
     def finished(self, name: str, group: RolloutGroup) -> None:
-        """See `Listener`. Write a prompt with its scored responses, and report the progress.
-
-        Raises:
-            OSError: the samples cannot be written.
-        """
+        """See `Listener`. Write a prompt with its scored responses, and report the progress. Raises OSError."""
         self._samples.write(to_line(sample_record(name, group, self._bars)))
         self._done[name] += 1
         done, all_of_them = self._done[name], self._prompts[name]
@@ -199,31 +193,21 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _new_folder(folder: Path) -> Path:
-    """Create the folder for the results, and return it.
-
-    Raises:
-        ConfigError: the folder already holds results, or cannot be created.
-    """
+    """Create the folder for the results, and return it. Raises ConfigError if it has results, or cannot be created."""
     if (folder / RESULTS_FILE).exists():
         raise ConfigError(
-            [
-                Fault(
-                    "--output",
-                    f"'{folder}' already holds the results of an evaluation",
-                    "give another folder or remove it",
-                    "already_exists",
-                )
-            ]
+            Fault(
+                "--output",
+                f"'{folder}' already holds the results of an evaluation",
+                "give another folder or remove it",
+                "already_exists",
+            )
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            [
-                Fault(
-                    "--output", f"'{folder}' cannot be created: {error.strerror}", "give another folder", "not_writable"
-                )
-            ]
+            Fault("--output", f"'{folder}' cannot be created: {error.strerror}", "give another folder", "not_writable")
         ) from None
     return folder
 
@@ -247,13 +231,11 @@ def _weights(subject: Subject, folder: Path) -> Iterator[str]:
             export(source.checkpoint, out, "hf" if source.model_args.lora_target is None else "merged")
         except OSError as error:
             raise DataError(
-                [
-                    Fault(
-                        str(out),
-                        f"the weights cannot be written: {error}",
-                        "free disk space, or set --output to another disk",
-                        "not_writable",
-                    )
-                ]
+                Fault(
+                    str(out),
+                    f"the weights cannot be written: {error}",
+                    "free disk space, or set --output to another disk",
+                    "not_writable",
+                )
             ) from error
         yield str(out.absolute())

@@ -104,36 +104,32 @@ def find_subject(text: str) -> Subject:
         if source.pipeline == "reward_model":
             remedy = "evaluate a policy: a run of another pipeline, or a language model"
             raise ConfigError(
-                [Fault(PLACE, f"'{text}' trained a reward model, which generates nothing", remedy, "unfit")]
+                Fault(PLACE, f"'{text}' trained a reward model, which generates nothing", remedy, "unfit")
             )
         run = source.checkpoint.absolute().parent.parent
         step = LoopState.read(source.checkpoint).step
         return Subject(f"{run.name}-step_{step}", source.model, Trained(source, run, read_run_config(run), step))
     if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         remedy = "give the run folder, or merge the adapter first: python -m roll.export RUN OUT --format merged"
-        raise ConfigError([Fault(PLACE, f"'{text}' holds an adapter without its model", remedy, "unfit")])
+        raise ConfigError(Fault(PLACE, f"'{text}' holds an adapter without its model", remedy, "unfit"))
     # The parent's name distinguishes the exports of two runs, which are both called `export`.
     name = f"{path.absolute().parent.name}-{path.name}" if path.is_dir() else path.name
     return Subject(name or text, text, None)
 
 
 def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
-    """Check the request, and plan the evaluation.
-
-    Raises:
-        ConfigError: the request or the resulting configuration is invalid. Lists every fault found.
-    """
+    """Check the request, and plan the evaluation. Raises ConfigError with every fault of its configuration."""
     settings = _overridden(_settings(request, subject), request.overrides)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             loaded = read_config(settings)
             if loaded.config is None:
-                raise ConfigError(loaded.faults)
+                raise ConfigError(*loaded.faults)
             plan = make_plan(loaded.config, loaded.faults)
         except ConfigError as error:
             raise ConfigError(
-                list(dict.fromkeys(with_option_names(fault, request) for fault in error.faults))
+                *list(dict.fromkeys(with_option_names(fault, request) for fault in error.faults))
             ) from None
     assert isinstance(loaded.config, RlvrConfig), "the pipeline of an evaluation is rlvr"
     texts = [*(str(one.message) for one in caught), *plan.warnings]
@@ -160,13 +156,13 @@ def _overridden(settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig
     for word in words:
         if "=" not in word:
             raise ConfigError(
-                [Fault("command line", f"'{word}' is neither an option nor key=value", "see --help", "malformed")]
+                Fault("command line", f"'{word}' is neither an option nor key=value", "see --help", "malformed")
             )
     try:
         merged = OmegaConf.merge(OmegaConf.create(dict(settings)), OmegaConf.from_dotlist(list(words)))
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         problem = f"{' '.join(words)} cannot be read: {error}"
-        raise ConfigError([Fault("command line", problem, "write key=value, with a YAML value", "malformed")]) from None
+        raise ConfigError(Fault("command line", problem, "write key=value, with a YAML value", "malformed")) from None
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -182,12 +178,9 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     rewards = {_domain(request.reward): {"reward": request.reward}} if request.reward else given.get("rewards", {})
     environments = {} if request.reward else given.get("environments", {})
     if not rewards and not environments:
-        remedy = (
-            "name the reward that scores the answers: math_rule, exact_match, ..., or your own as "
-            "package.module:function"
-        )
+        remedy = "name the reward that scores the answers: math_rule, exact_match, ..., or package.module:function"
         raise ConfigError(
-            [Fault("--reward", "missing, and there is no run whose rewards could be used", remedy, "missing")]
+            Fault("--reward", "missing, and there is no run whose rewards could be used", remedy, "missing")
         )
     settings = kept | {
         "pipeline": "rlvr",
@@ -317,14 +310,9 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
     if not found:
         problem = "missing, and the run has no validation sets" if run else "missing"
         raise ConfigError(
-            [
-                Fault(
-                    "--data",
-                    problem,
-                    "give a file with held-out prompts, and a reward function with --reward",
-                    "missing",
-                )
-            ]
+            Fault(
+                "--data", problem, "give a file with held-out prompts, and a reward function with --reward", "missing"
+            )
         )
     return found
 

@@ -60,14 +60,7 @@ def export(path: Path, out: Path, wish: str | None) -> str:
 
     if out.exists():
         raise ConfigError(
-            [
-                Fault(
-                    "out",
-                    f"'{out}' already exists",
-                    "give a folder that does not exist, or remove it",
-                    "already_exists",
-                )
-            ]
+            Fault("out", f"'{out}' already exists", "give a folder that does not exist, or remove it", "already_exists")
         )
     source = find_source(path)
     is_lora = source.model_args.lora_target is not None
@@ -76,19 +69,17 @@ def export(path: Path, out: Path, wish: str | None) -> str:
     if form not in fitting:
         trained = "the run trained an adapter" if is_lora else "the run trained all weights"
         raise ConfigError(
-            [Fault("--format", f"'{form}', but {trained}", f"set it to one of: {', '.join(fitting)}", "contradiction")]
+            Fault("--format", f"'{form}', but {trained}", f"set it to one of: {', '.join(fitting)}", "contradiction")
         )
     if source.pipeline == "reward_model" and form != "universal":
         problem = f"'{form}', but the run did not train a language model"
         raise ConfigError(
-            [
-                Fault(
-                    "--format",
-                    problem,
-                    "set it to universal; the reward model itself is in export/ of the run folder",
-                    "not_supported",
-                )
-            ]
+            Fault(
+                "--format",
+                problem,
+                "set it to universal; the reward model itself is in export/ of the run folder",
+                "not_supported",
+            )
         )
     with _atomic_folder(out) as folder:
         if form == "universal":
@@ -104,25 +95,19 @@ def export(path: Path, out: Path, wish: str | None) -> str:
 
 @contextmanager
 def _atomic_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to `out`. It is renamed to `out` at the end, or removed after an error.
-
-    Raises:
-        ConfigError: the folder cannot be created.
-    """
+    """Yield a folder that becomes `out` at the end, or is removed after an error. Raises ConfigError if it cannot."""
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(
-            [
-                Fault(
-                    "out",
-                    f"'{out}' cannot be created: {error}",
-                    "give a folder in a place that you can write to",
-                    "not_writable",
-                )
-            ]
+            Fault(
+                "out",
+                f"'{out}' cannot be created: {error}",
+                "give a folder in a place that you can write to",
+                "not_writable",
+            )
         ) from error
     try:
         yield aside

@@ -82,7 +82,7 @@ def _empty_model(source: CheckpointSource) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise DataError([unreadable(source.model, "model", error)]) from error
+        raise DataError(unreadable(source.model, "model", error)) from error
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=DTYPES[source.model_args.dtype], trust_remote_code=source.model_args.trust_remote_code

@@ -52,14 +52,12 @@ def find_source(path: Path) -> CheckpointSource:
         if newest is None:
             remedy = "give a run folder (output_dir), or the folder of a checkpoint (output_dir/checkpoints/step_N)"
             raise ConfigError(
-                [
-                    Fault(
-                        "checkpoint",
-                        f"'{path}' is neither a run folder with checkpoints nor a checkpoint",
-                        remedy,
-                        "not_found",
-                    )
-                ]
+                Fault(
+                    "checkpoint",
+                    f"'{path}' is neither a run folder with checkpoints nor a checkpoint",
+                    remedy,
+                    "not_found",
+                )
             )
         checkpoint, run = newest, path
     config = read_run_config(run)
@@ -75,26 +73,20 @@ def model_source(name: str, run: Path) -> str:
 
 
 def read_run_config(run: Path) -> Config:
-    """Read the configuration that a run wrote into its folder.
-
-    Raises:
-        ConfigError: the configuration is missing or cannot be read.
-    """
+    """Read the configuration in a run's folder. Raises ConfigError if it is missing or cannot be read."""
     if not (run / CONFIG).is_file():
         raise ConfigError(
-            [
-                Fault(
-                    "checkpoint",
-                    f"there is no {run / CONFIG}",
-                    "give a checkpoint that is still in its run folder",
-                    "not_found",
-                )
-            ]
+            Fault(
+                "checkpoint",
+                f"there is no {run / CONFIG}",
+                "give a checkpoint that is still in its run folder",
+                "not_found",
+            )
         )
     try:
         written = OmegaConf.load(run / CONFIG)
     except (OSError, YAMLError) as error:
         raise ConfigError(
-            [Fault(str(run / CONFIG), f"cannot be read: {error}", "restore the file that the run wrote", "unreadable")]
+            Fault(str(run / CONFIG), f"cannot be read: {error}", "restore the file that the run wrote", "unreadable")
         ) from error
     return checked_config(written, (), imports=False)  # pyright: ignore[reportArgumentType]

@@ -275,7 +275,6 @@ class Hosting:
     """How a child is started, and its bounds."""
 
     module: str
-    """The module that the child runs."""
     kind: str
     """What its user code is, for messages: `reward` or `environment`."""
     place: str
@@ -284,7 +283,6 @@ class Hosting:
     """What a reply is called in messages."""
     assignment: Assignment
     environment: Mapping[str, str]
-    """Environment variables to add."""
     bounds: TreeBounds
     start_seconds: float
     """Deadline in seconds for the child to start and to import its user code."""
@@ -477,7 +475,7 @@ class HostedProcess(ABC, Generic[C, T]):
             message, *_ = await child.receive(hosting.start_seconds)
             ready = read_ready(message, self._read_traits)
             if ready.faults:
-                raise ConfigError(ready.faults)
+                raise ConfigError(*ready.faults)
         except BaseException as error:
             self._end()
             process = f"the {hosting.kind} process"

@@ -18,9 +18,8 @@ INSTALLED = tuple(
 
 def raised_where(error: BaseException, caller: str) -> str:
     """Return the exception with file and line, in at most NOTE_CHARACTERS. `caller` called the user code."""
-    lines = traceback.format_exception_only(
-        error
-    )  # for a SyntaxError, an indented place comes first; notes follow the message
+    # For a SyntaxError, an indented place comes first; notes follow the message.
+    lines = traceback.format_exception_only(error)
     said = next(line for line in lines if not line.startswith(" ")).strip()
     place = next(reversed(_own_frames(error, caller)), None)
     where = f" ({place.filename}, line {place.lineno})" if place else ""

@@ -43,7 +43,6 @@ class TrainingFlops:
     parameters: int
     """Number of all parameters, including those of an adapter."""
     trained: int
-    """Number of trained parameters."""
     attending: float = 0.0
     """FLOPs of one token's attention to one other token in a forward pass. 0 leaves attention out."""
 

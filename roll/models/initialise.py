@@ -33,19 +33,17 @@ def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code:
     """
     if out.exists():
         raise ConfigError(
-            [
-                Fault(
-                    "OUT",
-                    f"'{out}' already exists",
-                    "give a folder that does not exist, or remove this one",
-                    "already_exists",
-                )
-            ]
+            Fault(
+                "OUT",
+                f"'{out}' already exists",
+                "give a folder that does not exist, or remove this one",
+                "already_exists",
+            )
         )
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError([unreadable(source, "configuration", error)]) from error
+        raise ConfigError(unreadable(source, "configuration", error)) from error
     tokenizer = load_tokenizer(source, trust_remote_code)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -87,11 +87,8 @@ def register_flash() -> str:
         kernel = import_module("flash_attn").flash_attn_varlen_func
     except ImportError as error:
         problem = f"fa2, but the package flash-attn cannot be imported: {error}"
-        remedy = (
-            "install a build of flash-attn for this version of torch, or use auto, which selects torch's own packed "
-            "kernel"
-        )
-        raise ConfigError([Fault("model_args.attn_implementation", problem, remedy, "not_installed")]) from error
+        remedy = "install a build of flash-attn for this version of torch, or use auto, torch's own packed kernel"
+        raise ConfigError(Fault("model_args.attn_implementation", problem, remedy, "not_installed")) from error
     AttentionInterface.register(FLASH, over_ranks(flash_attention(kernel)))
     return FLASH
 
@@ -145,22 +142,18 @@ def apply_liger(model: PreTrainedModel) -> None:
 
 
 def _no_liger(why: str, remedy: str, code: FaultCode) -> ConfigError:
-    return ConfigError([Fault("model_args.liger", f"true, but {why}", remedy, code)])
+    return ConfigError(Fault("model_args.liger", f"true, but {why}", remedy, code))
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer from a model folder or Hub name.
-
-    Raises:
-        DataError: the tokenizer cannot be read.
-    """
+    """Load the tokenizer from a model folder or Hub name. Raises DataError if it cannot be read."""
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise DataError([unreadable(path, "tokenizer", error)]) from error
+        raise DataError(unreadable(path, "tokenizer", error)) from error
 
 
 def check_readable(path: str) -> None:
@@ -184,12 +177,12 @@ def check_readable(path: str) -> None:
                 f"give a folder with weights, or create random ones: python -m roll.models.initialise {path} OUT, "
                 f"and set pretrain=OUT"
             )
-            raise DataError([Fault("pretrain", problem, remedy, "unreadable")])
+            raise DataError(Fault("pretrain", problem, remedy, "unreadable"))
         for file in files:
             with safe_open(file, "pt"):
                 pass
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise DataError([unreadable(path, "model", error)]) from error
+        raise DataError(unreadable(path, "model", error)) from error
 
 
 def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -> PreTrainedModel:
@@ -230,14 +223,14 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
         if error.args != (implementation,):
             raise
         raise DataError(
-            [unfit(path, OWN_ATTENTION)]
+            unfit(path, OWN_ATTENTION)
         ) from error  # the model looks up attention implementations in its own table
     except (OSError, ValueError, SafetensorError) as error:
-        raise DataError([unreadable(path, "model", error)]) from error
+        raise DataError(unreadable(path, "model", error)) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if packed:
         if why := not_packable(model):
-            raise DataError([unfit(path, why)])
+            raise DataError(unfit(path, why))
         pack_delta_layers(model)
     restore_frequencies(model)
     disable_dropout(model)
@@ -290,14 +283,9 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             problem = f"the model has no linear layer named {' or '.join(lost)} that can be adapted"
             raise ConfigError(
-                [
-                    Fault(
-                        "model_args.lora_target",
-                        problem,
-                        f"use all-linear, or names of this list: {known}",
-                        "unknown_name",
-                    )
-                ]
+                Fault(
+                    "model_args.lora_target", problem, f"use all-linear, or names of this list: {known}", "unknown_name"
+                )
             )
     set_seed(seed)
     return get_peft_model(

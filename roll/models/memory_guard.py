@@ -61,11 +61,9 @@ class CudaMemory:
         return max(0, min(free, limit - held)) + held - torch.cuda.memory_allocated()
 
     def begin(self) -> None:
-        """See `DeviceMemory`."""
         torch.cuda.reset_peak_memory_stats()
 
     def used(self) -> int:
-        """See `DeviceMemory`."""
         return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
 
 

@@ -38,11 +38,8 @@ class SequenceGroup:
     """The group of ranks that split a packed row, as seen by one of them."""
 
     name: str
-    """Name of the process group."""
     rank: int
-    """Rank of this process in the group."""
     size: int
-    """Number of ranks in the group."""
 
     @property
     def process_group(self) -> torch.distributed.ProcessGroup:

@@ -288,25 +288,17 @@ def load_top_student(
 
 
 def _without_weights(path: str, trust_remote_code: bool) -> tuple[Any, Any]:
-    """Load a model's configuration, and build the model on the meta device, without allocating its weights.
-
-    Raises:
-        DataError: the configuration cannot be read.
-    """
+    """Build a model on the meta device, without weights. Raises DataError if its configuration cannot be read."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise DataError([unreadable(path, "model", error)]) from error
+        raise DataError(unreadable(path, "model", error)) from error
     with torch.device("meta"):
         return config, AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def output_rows(path: str, trust_remote_code: bool) -> int:
-    """Return the number of rows of a model's output matrix.
-
-    Raises:
-        DataError: the configuration cannot be read.
-    """
+    """Return the number of rows of a model's output matrix. Raises DataError if the configuration cannot be read."""
     return len(_without_weights(path, trust_remote_code)[1].get_output_embeddings().weight)
 
 
@@ -326,11 +318,7 @@ def output_names(path: str, trust_remote_code: bool) -> list[str]:
 
 
 def read_tensor(path: str, names: Sequence[str]) -> Tensor:
-    """Load the first tensor with one of these names from the safetensors files of a folder or Hub name.
-
-    Raises:
-        DataError: no file has such a tensor.
-    """
+    """Load the first tensor of these names from the safetensors of a folder or Hub name. Raises DataError for none."""
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     index = cached_file(path, INDEX, **quiet)
     where = json.loads(Path(index).read_text())["weight_map"] if index else dict.fromkeys(names, SINGLE)
@@ -343,12 +331,10 @@ def read_tensor(path: str, names: Sequence[str]) -> Tensor:
                 return tensors.get_tensor(name)
     problem = f"'{path}' has no safetensors file with the tensor {' or '.join(names)}"
     raise DataError(
-        [
-            Fault(
-                "teacher.model_args.model_name_or_path",
-                problem,
-                "save the model as safetensors with save_pretrained",
-                "not_found",
-            )
-        ]
+        Fault(
+            "teacher.model_args.model_name_or_path",
+            problem,
+            "save the model as safetensors with save_pretrained",
+            "not_found",
+        )
     )

@@ -69,7 +69,7 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
     model, found = pretrained(kind, path, model_args, packed=True, output_loading_info=True, **more)
     if f"{HEAD}.weight" in found["missing_keys"]:
         if not new_head:
-            raise DataError([no_reward_model(path, f"its weights have no head '{HEAD}'")])
+            raise DataError(no_reward_model(path, f"its weights have no head '{HEAD}'"))
         weight = torch.zeros(1, model.config.get_text_config().hidden_size)
     else:
         weight = whole_parameter(getattr(model, HEAD).weight)
@@ -89,7 +89,7 @@ def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise DataError([unreadable(path, "model", error)]) from error
+        raise DataError(unreadable(path, "model", error)) from error
     if not is_seeing_hybrid(config.model_type):
         return {"num_labels": 1}
     text = config.get_text_config()
@@ -157,18 +157,14 @@ def load_reward_model(path: str, model_args: ModelConfig) -> PackedScores:
 
 
 def check_reward_model(path: str, model_args: ModelConfig) -> None:
-    """Check that a model's configuration is that of a classifier with one label.
-
-    Raises:
-        DataError: the configuration cannot be read, or has another number of labels.
-    """
+    """Check that a model is a classifier with one label. Raises DataError if not, or it cannot be read."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise DataError([unreadable(path, "model", error)]) from error
+        raise DataError(unreadable(path, "model", error)) from error
     if config.num_labels != 1:
         named = ", ".join(map(str, list((config.id2label or {}).values())[:4]))
-        raise DataError([no_reward_model(path, f"its config.json has {config.num_labels} labels ({named})")])
+        raise DataError(no_reward_model(path, f"its config.json has {config.num_labels} labels ({named})"))
 
 
 def pad_token(path: str, model_args: ModelConfig) -> int | None:

@@ -253,11 +253,7 @@ def temporary() -> Path:
 
 
 def start_cluster(scratch: Path, gpus: int) -> None:
-    """Start a cluster on this host that no other host can reach.
-
-    Raises:
-        ClusterUnavailable: Ray did not start.
-    """
+    """Start a cluster on this host that no other can reach. Raises ClusterUnavailable if Ray did not start."""
     try:
         with loopback() as address:
             ray.init(
@@ -280,17 +276,10 @@ def start_cluster(scratch: Path, gpus: int) -> None:
 
 
 def join_cluster() -> None:
-    """Join the cluster at `RAY_ADDRESS`.
-
-    Raises:
-        ClusterUnavailable: the cluster cannot be joined.
-    """
+    """Join the cluster at `RAY_ADDRESS`. Raises ClusterUnavailable if it cannot be joined."""
     address = os.environ["RAY_ADDRESS"]
     if "://" in address:
-        remedy = (
-            "set it to the address of the head, such as HEAD:6379, or submit the run to the cluster with `ray job "
-            "submit`"
-        )
+        remedy = "set it to the head's address, such as HEAD:6379, or submit the run to the cluster (`ray job submit`)"
         raise ClusterUnavailable(
             str(
                 Fault(
@@ -315,11 +304,7 @@ def join_cluster() -> None:
 
 
 def check_gpus(gpus: int, gpus_per_node: int) -> None:
-    """Check that the cluster's nodes have the GPUs that the plan uses.
-
-    Raises:
-        ConfigError: too few nodes have GPUs, or a node has too few.
-    """
+    """Check that the cluster's nodes have the plan's GPUs. Raises ConfigError for too few nodes, or GPUs on one."""
     if not gpus:
         return
     counts = gpu_counts()
@@ -332,7 +317,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
         where = "no node of the cluster" if os.environ.get("RAY_ADDRESS") else "this host"
         has = f"{where} has one that Ray sees" if where.startswith("no ") else f"Ray sees none on {where}"
         remedy = f"{on_cpu}; on a host with GPUs `python -m roll.doctor` shows why they are not visible"
-        raise ConfigError([Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy, "too_large")])
+        raise ConfigError(Fault("device_mapping", f"asks for {gpus} GPUs, and {has}", remedy, "too_large"))
     if len(counts) < nodes or min(counts[:nodes]) < min(gpus, gpus_per_node):
         fault = Fault(
             "device_mapping",
@@ -341,7 +326,7 @@ def check_gpus(gpus: int, gpus_per_node: int) -> None:
             "map the roles to fewer devices, set num_gpus_per_node, or start Ray on more nodes and set RAY_ADDRESS",
             "too_large",
         )
-        raise ConfigError([fault])
+        raise ConfigError(fault)
 
 
 def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None:

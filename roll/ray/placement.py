@@ -32,7 +32,6 @@ class WorkerPlacement:
     device: str
     """`cpu` or `cuda`."""
     environment: Mapping[str, str]
-    """Environment variables of the process."""
     devices: tuple[int, ...] = ()
     """Numbers of the rank's devices, counted over all nodes."""
     local_devices: tuple[int, ...] = ()

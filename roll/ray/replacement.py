@@ -27,11 +27,7 @@ class Replaced(Generic[S]):
     def __init__(
         self, group: WorkerGroup[S], start_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        Args:
-            start_seconds: deadline for each part of the start of a new process.
-            clock: returns seconds.
-        """
+        """`start_seconds` is the deadline for each part of a new process's start; `clock` returns seconds."""
         self._group, self._start_seconds, self._clock = group, start_seconds, clock
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._replacements: defaultdict[int, int] = defaultdict(int)

@@ -47,7 +47,6 @@ class RankState:
     begin: int
     """Number of bytes of the log that are from earlier processes."""
     is_built: bool
-    """Whether the strategy has been built."""
 
 
 class ObservedGroup(Protocol):

@@ -42,28 +42,24 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     """
     module_name, _, function_name = name.partition(":")
     if not function_name and not name.isidentifier():
-        raise ConfigError([Fault(place, f"'{name}' cannot be the name of a reward", _remedy(name), "malformed")])
+        raise ConfigError(Fault(place, f"'{name}' cannot be the name of a reward", _remedy(name), "malformed"))
     try:
         module = importlib.import_module(module_name if function_name else f"{__package__}.functions.{name}")
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            [Fault(place, f"no reward is named '{name}': {error}", _remedy(name), "not_found")]
-        ) from error
+        raise ConfigError(Fault(place, f"no reward is named '{name}': {error}", _remedy(name), "not_found")) from error
     except Exception as error:
         raise ConfigError(
-            [Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "fix the module", "failed")]
+            Fault(place, f"'{name}' cannot be imported: {type(error).__name__}: {error}", "fix the module", "failed")
         ) from error
     reward: RewardFunction | None = getattr(module, function_name, None) if function_name else REWARDS.get(name)
     if reward is None or not callable(reward):
         raise ConfigError(
-            [
-                Fault(
-                    place,
-                    f"no reward is named '{name}': {module.__name__} has no such function",
-                    _remedy(name),
-                    "not_found",
-                )
-            ]
+            Fault(
+                place,
+                f"no reward is named '{name}': {module.__name__} has no such function",
+                _remedy(name),
+                "not_found",
+            )
         )
     return reward
 
@@ -92,9 +88,8 @@ def traits_of(reward: RewardFunction) -> RewardTraits:
 
 def is_finite(value: Any) -> bool:
     """Whether a value is a finite number that fp32 holds."""
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= FP32_MAX
-    )  # also false for nan
+    # Also false for nan.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= FP32_MAX
 
 
 def row_check(reward: RewardFunction) -> RewardFunction:
@@ -114,44 +109,34 @@ def row_check(reward: RewardFunction) -> RewardFunction:
 
 
 def reward_of(part: RewardPart) -> RewardFunction:
-    """Return the reward function of a part.
-
-    Raises:
-        ConfigError: the function is not found, or does not accept the part's `reward_args`.
-    """
+    """Return a part's reward function. Raises ConfigError if it is missing or does not accept `reward_args`."""
     reward = load_reward(part.reward, f"{part.place}.reward")
     traits = traits_of(reward)
     if not (traits.passes_at is None or is_finite(traits.passes_at)) or not isinstance(traits.passes_by, str):
         problem = f"'{part.reward}' declares passes_at={traits.passes_at!r} and passes_by={traits.passes_by!r}"
         raise ConfigError(
-            [
-                Fault(
-                    f"{part.place}.reward",
-                    problem,
-                    "declare a finite number or None, and the name of a part",
-                    "not_allowed",
-                )
-            ]
+            Fault(
+                f"{part.place}.reward",
+                problem,
+                "declare a finite number or None, and the name of a part",
+                "not_allowed",
+            )
         )
     try:
         inspect.signature(reward).bind(None, [] if part.group else "", {}, **part.reward_args)
     except TypeError as error:
         takes = f"the function accepts {inspect.signature(reward)}"
         raise ConfigError(
-            [Fault(f"{part.place}.reward_args", f"does not fit '{part.reward}': {error}", takes, "unfit")]
+            Fault(f"{part.place}.reward_args", f"does not fit '{part.reward}': {error}", takes, "unfit")
         ) from error
     return reward
 
 
 def rewards_of(domain: str, parts: tuple[RewardPart, ...], concurrency: int) -> list[RewardFunction]:
-    """Return the reward functions of a domain.
-
-    Raises:
-        ConfigError: a function cannot be used, or `concurrency` is above 1 and no function is asynchronous.
-    """
+    """Return a domain's reward functions. Raises ConfigError if one cannot be used, or none suits `concurrency`."""
     rewards = [reward_of(part) for part in parts]
     if concurrency > 1 and not any(map(is_async, rewards)):
-        raise ConfigError([only_side_by_side(domain, concurrency, [part.reward for part in parts])])
+        raise ConfigError(only_side_by_side(domain, concurrency, [part.reward for part in parts]))
     return rewards
 
 

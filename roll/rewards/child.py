@@ -150,7 +150,6 @@ class HostedRewards(Served[_Call]):
         self._slots = asyncio.Semaphore(assignment.concurrency)
 
     def calls(self, request: Sequence[Entry]) -> Iterator[_Call]:
-        """See `Served`."""
         for first, index, prompt, responses, seals in request:
             part, function = self._parts[index], self._functions[index]
             # each call gets its own copy: changes that a reward function makes to its row or arguments must not affect
@@ -161,20 +160,16 @@ class HostedRewards(Served[_Call]):
                 yield _Call(first + number, seals[number], function, part.group, prompt, own, row, reward_args)
 
     def reply(self, call: _Call) -> bytes:
-        """See `Served`."""
         return self._message(call, call.results(call.begin()))
 
     async def awaited_reply(self, call: _Call) -> bytes:
-        """See `Served`."""
         returned = call.begin()
         return self._message(call, call.results(await returned if is_async(call.function) else returned))
 
     def failure(self, call: _Call, error: BaseException) -> bytes:
-        """See `Served`."""
         return self._message(call, [raised(error, __file__)] * len(call.responses))
 
     def lateness(self, call: _Call) -> bytes:
-        """See `Served`."""
         return self._message(call, [timed_out(self._timeout)] * len(call.responses))
 
     def place_for(self, call: _Call) -> asyncio.Semaphore:

@@ -179,11 +179,7 @@ def imported_packages(source: str) -> set[str]:
 
 
 def cases_of(row: Mapping[str, Any]) -> Cases:
-    """Return the test cases of a row.
-
-    Raises:
-        ValueError: the cases cannot be read. The message names the column and the fault.
-    """
+    """Return the test cases of a row. Raises ValueError, with the column, if they cannot be read."""
     kind = row.get("case_type")
     if kind not in KINDS:
         raise ValueError(f"the row's 'case_type' is {kind!r}; it must be one of {', '.join(KINDS)}")

@@ -249,7 +249,6 @@ class RewardSettings(HostedSettings[RewardConfig]):
     """Settings of `RewardWorker`."""
 
     def build(self, rank: Rank) -> RewardWorker:
-        """See `Settings`."""
         return RewardWorker(self)
 
 

@@ -278,13 +278,10 @@ class PartTraits:
     """Traits of the reward function of a part, as far as the parent needs them."""
 
     needs_service: bool
-    """See `RewardTraits`."""
     checks_rows: bool
     """Whether the function declares a `check_row`."""
     passes_at: float | None = 1.0
-    """See `RewardTraits`."""
     passes_by: str = ""
-    """See `RewardTraits`."""
 
 
 def answer_message(number: int, seal: int, results: Sequence[RewardResult], replaced: str) -> bytes:

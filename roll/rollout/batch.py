@@ -60,7 +60,6 @@ class Shaping:
     difficulty: tuple[float, float] | None = None
     """Exclusive bounds of a group's mean score (`RewardResult.graded`). Groups outside are left out of the loss."""
     overlong: Overlong | None = None
-    """Penalty for long responses."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,6 @@ class SingleTurns:
         return RolloutGroup(prompt, episodes[: sampling.samples], episodes[-1] if self.greedy_baseline else None)
 
     def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
-        """See `GroupSampler`."""
         return (baseline is not None) == self.greedy_baseline and sampled_so(episodes, self.sampling)
 
 
@@ -224,7 +223,6 @@ class JudgedInTurn:
     async def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
-        """See `Generator`."""
         async with self._changes:
             await self._changes.wait_for(lambda: not self._scoring)
             if self._domain is not None:
@@ -240,7 +238,6 @@ class JudgedInTurn:
             await self._changed()
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """See `Scorer`."""
         domain = prompt.domain
         if domain not in self._judging:
             return await self._scorer.score(prompt, responses)
@@ -261,9 +258,7 @@ class JudgedInTurn:
             self._changes.notify_all()
 
     def compares(self, prompt: Prompt) -> bool:
-        """See `Scorer`."""
         return self._scorer.compares(prompt)
 
     def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
-        """See `Scorer`."""
         return self._scorer.combined(prompt, results)

@@ -147,7 +147,6 @@ class Transcript:
         self.context = token_ids
         """The context [C] that the engine continues."""
         self.counts: defaultdict[str, float] = defaultdict(float)
-        """Counters of the episode."""
 
     def act(self, completion: Completion, calls: Sequence[Mapping[str, Any]], state: str) -> None:
         """Append the policy's turn and the environment's state before it. Its reward is 0 until `earn` adds to it."""

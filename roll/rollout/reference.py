@@ -30,11 +30,7 @@ class StepReference(Protocol):
         ...
 
     async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
-        """Return the reference's log-probs [T] for the sequences of a step, which were built from these groups.
-
-        Raises:
-            RollError: the reference failed.
-        """
+        """Return the reference's log-probs [T] for a step's sequences, built from these groups. Raises RollError."""
         ...
 
     async def aclose(self) -> None:
@@ -76,9 +72,8 @@ class ReferenceAhead:
         """`shaping` must be the one that the steps use."""
         self._log_probs, self._shaping = log_probs, shaping
         self._asked: dict[int, _ReferenceCall] = {}
-        self._turn = (
-            asyncio.Lock()
-        )  # one call at a time: a call that waits in the reference's queue would use up its deadline there
+        # One call at a time: a call that waits in the reference's queue would use up its deadline there.
+        self._turn = asyncio.Lock()
 
     def finished(self, group: RolloutGroup) -> None:
         """See `StepReference`. Groups are computed in the order in which they finish."""

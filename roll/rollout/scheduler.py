@@ -74,16 +74,9 @@ class StoredGroup:
     baseline: Episode | None
 
     def of(self, prompt: Prompt) -> RolloutGroup:
-        """Return the group with its prompt.
-
-        Raises:
-            CheckpointError: the group belongs to another prompt.
-        """
+        """Return the group with its prompt. Raises CheckpointError if it belongs to another."""
         if prompt.prompt_id != self.prompt_id:
-            found = (
-                f"the checkpoint holds a group of prompt {self.prompt_id}, but prompt {prompt.prompt_id} was drawn "
-                f"in its place"
-            )
+            found = f"the checkpoint holds a group of prompt {self.prompt_id} in place of {prompt.prompt_id}"
             raise CheckpointError(f"{found}; resume from another checkpoint")
         return RolloutGroup(observed(prompt, self.episodes), self.episodes, self.baseline)
 
@@ -132,11 +125,7 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
 
 
 def read_groups(path: Path) -> dict[int, StoredGroup]:
-    """Return the groups of a file that `write_groups` wrote, with the same keys.
-
-    Raises:
-        CheckpointError: the file cannot be read, or has another format.
-    """
+    """Return the groups of a file of `write_groups`, by its keys. Raises CheckpointError if it cannot be read."""
     try:
         return _read(load_file(path))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -160,10 +149,8 @@ def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
             for path in said["trajectories"]
         ]
         reward, turns = said["reward"], tuple(TurnReward(*turn) for turn in said["reward"]["turns"])
-        outcome, score = (
-            RewardOutcome(reward["outcome"]),
-            reward.get("score"),
-        )  # checkpoints of earlier versions have no score
+        # Checkpoints of earlier versions have no score.
+        outcome, score = RewardOutcome(reward["outcome"]), reward.get("score")
         result = RewardResult(reward["value"], outcome, reward["parts"], reward["note"], turns, score)
         return Episode(paths, result, said["turn_rewards"], said["turn_states"], said["metrics"])
 
@@ -385,10 +372,7 @@ class RolloutScheduler:
     ) -> None:
         """Set the metrics of dynamic sampling, and warn of a step that is filled up."""
         if filling:
-            message = (
-                "dynamic_sampling kept %d of %d drawn groups, but a step has %d: it is filled up with the oldest "
-                "dropped groups"
-            )
+            message = "dynamic_sampling kept %d of %d drawn groups for a step of %d: the oldest dropped ones fill it up"
             LOG.warning(message, len(kept), len(kept) + len(dropped), self._batch_size)
         thrown_away = dropped[len(filling) :]
         self._metrics = {
@@ -501,11 +485,7 @@ class RolloutScheduler:
             await asyncio.to_thread(write_groups, folder / FILE, groups)
 
     async def load(self, folder: Path) -> None:
-        """Read the groups that `save` wrote, if any. No group may be in flight.
-
-        Raises:
-            CheckpointError: the file cannot be read.
-        """
+        """Read the groups that `save` wrote, if any; none may be in flight. Raises CheckpointError if unreadable."""
         if not (folder / FILE).exists():
             return
         self._stored = await asyncio.to_thread(read_groups, folder / FILE)

@@ -202,11 +202,7 @@ def last_step(config: Config, plan: Plan, prepared: PreparedRun) -> int:
 
 
 def _changed(config: Config, checkpointer: Checkpointer) -> list[Change]:
-    """Return the keys that changed since the checkpoint.
-
-    Raises:
-        ConfigError: a changed key belongs to the experiment, and `resume_with_changes` is not set.
-    """
+    """Return the keys changed since the checkpoint. Raises ConfigError unless `resume_with_changes` allows them."""
     changed = checkpointer.changed
     if changed is None:
         LOG.warning(
@@ -251,11 +247,7 @@ def _say_resumed(checkpointer: Checkpointer, changed: Sequence[Change]) -> None:
 
 
 def prepare_run(config: Config) -> PreparedRun:
-    """Check models and data, and return the loop, ready to run.
-
-    Raises:
-        BadInput: a model or the data cannot be used.
-    """
+    """Check models and data, and return the loop, ready to run. Raises BadInput if one cannot be used."""
     match config:
         case RlvrConfig():
             return wire_rlvr.prepare_rlvr(config)
@@ -279,24 +271,15 @@ def write_config(config: Config, folder: Path) -> None:
 
 
 def _run_folder(config: Config) -> Path:
-    """Create the run folder if it does not exist, and return it.
-
-    Raises:
-        ConfigError: the folder cannot be created.
-    """
+    """Create the run folder if it does not exist, and return it. Raises ConfigError if it cannot be created."""
     folder = Path(config.output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            [
-                Fault(
-                    "output_dir",
-                    f"'{folder}' cannot be created: {error.strerror}",
-                    "choose another folder",
-                    "not_writable",
-                )
-            ]
+            Fault(
+                "output_dir", f"'{folder}' cannot be created: {error.strerror}", "choose another folder", "not_writable"
+            )
         ) from None
     return folder
 
@@ -372,7 +355,7 @@ def open_trackers(config: Config, resumed_step: int | None, steps: int, life: Ac
     if faults:
         for tracker in named:
             tracker.close()
-        raise ConfigError(faults)
+        raise ConfigError(*faults)
     return _tracking(config, resumed_step, steps, life, named)
 
 

@@ -82,11 +82,7 @@ class Checkpointer:
     """Folder of the exported policy; None until this run has exported it."""
 
     def __init__(self, config: Config, store: CheckpointStore) -> None:
-        """Find the checkpoint of `resume_from_checkpoint`.
-
-        Raises:
-            ConfigError, CheckpointError: the checkpoint does not exist or is incomplete.
-        """
+        """Find the checkpoint of `resume_from_checkpoint`. Raises ConfigError, CheckpointError if incomplete."""
         self._config, self._store = config, store
         self._began = time.monotonic()
         self._folder = store.resolve(config.resume_from_checkpoint)
@@ -129,7 +125,7 @@ class Checkpointer:
             place: f"{fingerprint[place]}, but {self._folder} was written with {written[place]}" for place in changed
         }
         if faults := [*(Fault(place, problem, remedy, "changed") for place, problem in problems.items()), *further]:
-            raise ConfigError(faults)
+            raise ConfigError(*faults)
         self._fingerprint |= fingerprint
 
     async def restore(

@@ -36,7 +36,6 @@ class AtLimit:
     """Name of the held-out set; "" for training prompts."""
 
     def text(self, metrics: Metrics) -> str:
-        """See `Watch`."""
         subject = f"every response of {self.held_out}" if self.held_out else "every response"
         ends = ", ".join(self.ends) or "nothing"
         said = (
@@ -63,7 +62,6 @@ class ZeroAdvantages:
     metric = "advantage/zero_fraction"
 
     def text(self, metrics: Metrics) -> str:
-        """See `Watch`."""
         others = other_terms(self.config)
         learns = f"; only {' and '.join(others)} changed the policy" if others else ", so the policy learnt nothing"
         failed = sum(metrics.get(f"reward/{outcome.value}_fraction", 0.0) for outcome in NO_VERDICT)
@@ -104,19 +102,13 @@ class ZeroAdvantages:
     def _equal_groups(self, mean: float, dropped: float) -> str:
         config, size = self.config, self.config.num_return_sequences_in_group
         if size == 1:
-            return (
-                f"{config.adv_estimator} compares the responses to a prompt, and there is only one: raise "
-                f"num_return_sequences_in_group"
-            )
+            return f"{config.adv_estimator} compares responses, but has one: raise num_return_sequences_in_group"
         equal = (
             f"{config.adv_estimator} compares the responses to a prompt, but all {size} got the same reward (mean of "
             f"the step: {mean:g})"
         )
         filtered = f", and so did those of the {dropped:.0f} groups that the filter dropped" if dropped else ""
-        remedy = (
-            "use prompts that are neither too hard nor too easy, or raise the temperature or "
-            "num_return_sequences_in_group"
-        )
+        remedy = "use prompts of medium difficulty, or raise the temperature or num_return_sequences_in_group"
         return f"{equal}{filtered}. Check that the reward reads the answers ({SAMPLES}), {remedy}"
 
 

@@ -75,7 +75,7 @@ def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokeni
         f"its vocabulary ({len(compared)} tokens) differs in {different} tokens from that of the trained model "
         f"({len(learner)})"
     )
-    raise DataError([Fault(place, problem, "use a model of the same family, with the same tokenizer", "unfit")])
+    raise DataError(Fault(place, problem, "use a model of the same family, with the same tokenizer", "unfit"))
 
 
 def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
@@ -109,7 +109,7 @@ def embedding_rows(
             f"its end-of-sequence token is {end}, but a model has embeddings only for the tokens 0 to {min(found) - 1}"
         )
         raise DataError(
-            [Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY, "out_of_range")]
+            Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY, "out_of_range")
         )
     return min(found, default=None)
 
@@ -123,7 +123,7 @@ def _vocabulary(model: str) -> int | None:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
-            [Fault(str(file), f"cannot be read: {error}", "give a folder with an undamaged model", "unreadable")]
+            Fault(str(file), f"cannot be read: {error}", "give a folder with an undamaged model", "unreadable")
         ) from error
     text = values.get("text_config") if isinstance(values, dict) else None
     size = (text if isinstance(text, dict) else values).get("vocab_size") if isinstance(values, dict) else None

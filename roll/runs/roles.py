@@ -282,9 +282,8 @@ class Roles:
         memory that is free when they start. Groups that take turns on the devices are offloaded before the next one
         starts.
         """
-        await self._sharing.make_room(
-            self._starts, discard=("actor_infer",)
-        )  # its weights are synced before the next generation
+        # Its weights are synced before the next generation.
+        await self._sharing.make_room(self._starts, discard=("actor_infer",))
         roles = model_roles(self._config)
         engines = [name for name in roles if isinstance(roles[name].strategy_args.traits.memory, EngineMemory)]
         waiting = lines(list(self._starts), neighbours(self._plan.roles), engines)

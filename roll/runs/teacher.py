@@ -82,9 +82,7 @@ class Teaching:
     """Functions that build the student, of hidden states or a top-k distribution, and the teacher that sends them."""
 
     load: ModelLoader
-    """Loads the student."""
     wrap: ModelWrapper
-    """Wraps the teacher's model."""
 
 
 def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers: Sequence[ModelConfig]) -> Teaching:

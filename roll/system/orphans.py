@@ -48,9 +48,8 @@ def forks_die_too() -> Iterator[None]:
         if is_within and forking == parent:  # not in grandchildren
             die_with(parent)
 
-    os.register_at_fork(
-        before=note, after_in_child=bind
-    )  # they cannot be unregistered, but do nothing outside the block
+    # They cannot be unregistered, but do nothing outside the block.
+    os.register_at_fork(before=note, after_in_child=bind)
     try:
         yield
     finally:

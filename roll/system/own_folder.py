@@ -75,9 +75,8 @@ def own_folder(parent: Path | None) -> Iterator[Path]:
     try:
         new = folder / f"{LOCK}.new"
         with holding_lock(new):
-            new.rename(
-                folder / LOCK
-            )  # the lock is held before it is visible, so that no other process can remove the folder in between
+            # The lock is held before it is visible, so that no other process can remove the folder in between.
+            new.rename(folder / LOCK)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HOUR = 3600.0
-"""An hour in seconds."""
 
 
 @dataclass(frozen=True)

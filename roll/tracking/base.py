@@ -65,7 +65,6 @@ class RunFacts:
     """Facts about the run that a tracker receives when it is opened."""
 
     folder: Path
-    """The run folder."""
     exp_name: str
     config: Mapping[str, Any]
     """The whole configuration, JSON-serialisable."""
@@ -222,14 +221,9 @@ class StepNotices:
             topic = watch.metric
             self._in_a_row[topic] = self._in_a_row.get(topic, 0) + 1 if value == 1 else 0
             if value == 1 and step >= self._quiet_until.get(topic, 0):
-                self._quiet_until[topic] = next_power_of_ten(step)
+                self._quiet_until[topic] = 10 ** len(str(step))
                 due.append(Notice(step, topic, watch.text(metrics), self._in_a_row[topic]))
         return due
-
-
-def next_power_of_ten(step: int) -> int:
-    """Return the least power of ten above a step, and at least 10."""
-    return 10 ** len(str(step))
 
 
 def notice_of(record: Mapping[str, Any]) -> Notice:

@@ -188,7 +188,6 @@ class Comparison:
 
     runs: Sequence[RunRecord]
     labels: Sequence[str]
-    """A name for each run."""
     keys: Mapping[str, Sequence[str]]
     """The configuration keys that differ, each with the value of every run. A block that only some runs have is one
     entry.
@@ -207,18 +206,14 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunRecord], labels: Sequence[str]) -> Comparison:
-    """Return the comparison of the runs. `labels` are their names.
-
-    Raises:
-        DataError: no metric is common to two of the runs.
-    """
+    """Return the comparison of the runs, named `labels`. Raises DataError if two runs have no common metric."""
     names = {name for run in runs for name in names_like(run.rows, "", "")} - set(COUNTERS)
     rows = [_row(name, runs) for name in sorted(names, key=_place)]
     rows = [row for row in rows if sum(cell is not None for cell in row.cells) > 1]
     if not rows:
         folders = ", ".join(str(run.folder) for run in runs)
         raise DataError(
-            [Fault(folders, "no metric is common to two of these runs", "name runs of the same pipeline", "empty")]
+            Fault(folders, "no metric is common to two of these runs", "name runs of the same pipeline", "empty")
         )
     trees = [run.keys for run in runs]
     keys = differing(trees, common_only=len({tree.get(PIPELINE) for tree in trees}) > 1)
@@ -229,11 +224,6 @@ def is_result(name: str) -> bool:
     """Whether the metric is a main result: validation, reward, loss or speed."""
     known = ("reward/mean", "time/step", "throughput/tokens_per_second", *LOSSES)
     return name in known or (name.startswith("val/") and best_of(name) is not None)
-
-
-def is_exact(name: str) -> bool:
-    """Whether the metric is not smoothed: it has no noise, or each value was measured on the same prompts."""
-    return name.startswith("val/") or name in EXACT
 
 
 def is_median(name: str) -> bool:
@@ -275,7 +265,7 @@ def _cell(name: str, run: RunRecord) -> Cell | None:
     if is_median(name):  # the fastest step is only the one with the shortest batch
         median = statistics.median(values)
         return Cell(median, None if best is None else median, None)
-    if not is_exact(name) and (half := half_width(len(values))):
+    if not (name.startswith("val/") or name in EXACT) and (half := half_width(len(values))):
         at = spread_indices(len(values), SMOOTHED_POINTS)
         steps, values = [steps[index] for index in at], smoothed(values, at, half)
     if best is None:
@@ -311,25 +301,20 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
                 if place.is_dir()
                 else "there is no such folder"
             )
-            remedy = (
-                "give the run folder (`output_dir`) of a run that finished a step, or the folder with the runs of a "
-                "multirun"
-            )
+            remedy = "give the folder of a run (`output_dir`) that finished a step, or of the runs of a multirun"
             faults.append(Fault(str(place), problem, remedy, "not_found"))
     if faults:
-        raise DataError(faults)
+        raise DataError(*faults)
     resolved = [run.resolve() for run in found]
     runs = [run for place, run in enumerate(found) if resolved[place] not in resolved[:place]]
     if len(runs) < 2:
         raise DataError(
-            [
-                Fault(
-                    str(places[0]),
-                    "this is the only run, so there is nothing to compare it with",
-                    "give a second run folder",
-                    "missing",
-                )
-            ]
+            Fault(
+                str(places[0]),
+                "this is the only run, so there is nothing to compare it with",
+                "give a second run folder",
+                "missing",
+            )
         )
     return runs
 
@@ -354,7 +339,6 @@ def labels(folders: Sequence[Path]) -> list[str]:
 
 
 PAGE = "compare.html"
-"""Name of the page's file."""
 POINTS = 200_000
 """Largest total number of points of all curves of a page."""
 FEWEST_BUCKETS = 20

@@ -59,9 +59,8 @@ class ConsoleProgress:
         losses = [metrics[name] for name in LOSSES if name in metrics]
         name, value = ("loss", losses[0]) if losses else ("reward", metrics.get("reward/mean"))
         measure, validation = _validation(metrics)
-        seconds = (
-            [metrics["time/step"]] if step and "time/step" in metrics else []
-        )  # step 0 is the state before the first step
+        # Step 0 is the state before the first step.
+        seconds = [metrics["time/step"]] if step and "time/step" in metrics else []
         return replace(
             self,
             step=step,
@@ -84,11 +83,7 @@ class ConsoleProgress:
 
 
 def console_tracker(title: str, max_steps: int, life: ActivityDisplay) -> Tracker:
-    """Return a live view if stdout is a terminal, or else a tracker that prints plain lines.
-
-    Args:
-        life: shows the stages of the roles until the first step.
-    """
+    """Return a live view if stdout is a terminal, or else plain lines. `life` shows stages until the first step."""
     return LiveConsole(title, max_steps, life) if sys.stdout.isatty() else PlainConsole(max_steps, life)
 
 

@@ -33,7 +33,6 @@ GIT_SECONDS = 3.0
 GPUS = Path("/proc/driver/nvidia/gpus")
 """Folder in which NVIDIA's driver describes each GPU."""
 SOURCE = Path(roll.__file__).parent
-"""Folder of roll's source."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,7 @@ class RunStart:
 def write_start(
     folder: Path, hide: Callable[[str], str], after_step: int | None = None, changed: Sequence[str] = ()
 ) -> None:
-    """Append the start of this process to the file in `folder`. `hide` removes secrets from a text. See `RunStart`.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Append the start of this process to the file in `folder`, after `hide` removed secrets. Raises OSError."""
     line = (
         json.dumps(asdict(replace(this_start(hide), after_step=after_step, changed=changed)), ensure_ascii=False) + "\n"
     )
@@ -118,11 +113,7 @@ class RunEnd:
 
 
 def write_end(folder: Path, end: RunEnd) -> None:
-    """Write the file atomically. It replaces the file of an earlier run.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the file atomically, in place of an earlier run's. Raises OSError if it cannot be written."""
     partial = folder / f".{END_FILE}.partial"
     try:
         partial.write_text(

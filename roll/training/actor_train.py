@@ -288,11 +288,7 @@ def of_rank_0(said: Sequence[T | None]) -> T:
 
 
 def merge_buckets(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
-    """Merge the ranks' buckets into one that has the handles of all buffers.
-
-    Raises:
-        WeightSyncError: the ranks gathered different weights.
-    """
+    """Merge the ranks' buckets into one with all handles. Raises WeightSyncError if their weights differ."""
     if len({bucket.checksum for bucket in ranks}) > 1:
         raise WeightSyncError(
             f"the trainer's ranks gathered different weights: {', '.join(bucket.checksum for bucket in ranks)}"

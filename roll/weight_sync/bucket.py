@@ -100,11 +100,7 @@ def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor
 
 
 def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
-    """Return the tensors of a bucket, mapped from shared memory.
-
-    Raises:
-        WeightSyncError: the bytes, names, dtypes or shapes differ from what was sent.
-    """
+    """Return a bucket's tensors, mapped from shared memory. Raises WeightSyncError if they are not what was sent."""
     verify_file(bucket)
     tensors = load_file(bucket.path)
     found = {name: spec(name, tensor) for name, tensor in tensors.items()}
@@ -119,11 +115,7 @@ def read_bucket(bucket: Bucket) -> dict[str, Tensor]:
 
 
 def verify_file(bucket: Bucket) -> None:
-    """Compare the checksum of the file with that of the bucket.
-
-    Raises:
-        WeightSyncError: the checksums differ, or the file does not exist.
-    """
+    """Compare the file's checksum with the bucket's. Raises WeightSyncError if it differs or there is no file."""
     if not os.path.exists(bucket.path):
         raise WeightSyncError(
             f"the bucket {bucket.path} is gone; trainer and engine must share a host to sync through files"

@@ -249,11 +249,7 @@ def gpu(device: torch.device) -> str:
 
 
 def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
-    """Return a copy of the buffer that the trainer shares on this GPU.
-
-    Raises:
-        WeightSyncError: no rank of the trainer shares a buffer on this GPU.
-    """
+    """Return a copy of the buffer that the trainer shares on this GPU. Raises WeightSyncError if no rank does."""
     handle = bucket.handles.get(gpu(device))
     if handle is None:
         raise WeightSyncError(
@@ -265,11 +261,7 @@ def open_shared(bucket: DeviceBucket, device: torch.device) -> Tensor:
 
 
 def verified_tensors(buffer: Tensor, bucket: DeviceBucket) -> dict[str, Tensor]:
-    """Verify the checksum of a received buffer, and return its tensors.
-
-    Raises:
-        WeightSyncError: the checksum differs from what was sent.
-    """
+    """Verify the checksum of a received buffer, and return its tensors. Raises WeightSyncError if it differs."""
     if (found := buffer_checksum(buffer)) != bucket.checksum:
         names = f"{bucket.tensors[0].name} to {bucket.tensors[-1].name}"
         raise WeightSyncError(f"the checksum of the bucket {names} is {found}, but {bucket.checksum} was sent")

@@ -29,7 +29,6 @@ class Rendezvous:
     address: str
     port: int
     size: int
-    """Number of members."""
     seconds: float
     """Timeout of the rendezvous and of every broadcast, in seconds."""
 
@@ -50,7 +49,6 @@ class SyncRoutes:
     """The ways in which weights reach all engines that take part in syncs."""
 
     to: Mapping[int, Route]
-    """Route of each engine, by engine number."""
     shared: Sequence[bool]
     """For each rank of the trainer, whether an engine opens its buffer."""
     broadcast_size: int

@@ -98,11 +98,7 @@ class BucketReader:
             self._broadcast = Broadcast(rendezvous, route.first_rank + worker, device)
 
     def read(self, bucket: Bucket | DeviceBucket) -> dict[str, Tensor]:
-        """Return the tensors of a bucket. They are valid until the next call.
-
-        Raises:
-            WeightSyncError: the received data does not match what was sent.
-        """
+        """Return a bucket's tensors, valid until the next call. Raises WeightSyncError if not what was sent."""
         if isinstance(bucket, Bucket):
             return read_bucket(bucket)
         if self._broadcast is None:

@@ -117,7 +117,7 @@ def judged(faults_of: Callable[..., tuple[Fault, ...]]) -> Callable[..., str | N
 
     def judge(*overrides: str, name: str = "sound") -> str | None:
         faults = faults_of(*overrides, name=name)
-        return str(ConfigError(faults)) if faults else None
+        return str(ConfigError(*faults)) if faults else None
 
     return judge
 

@@ -17,7 +17,7 @@ from roll.tracking.life import ActivityDisplay
 ENDS = [
     (None, 0, ""),
     (WorkerFailed("actor_train", 1, "CUDA out of memory"), 3, "actor_train rank 1: CUDA out of memory"),
-    (DataError([Fault("train.jsonl:3", "no prompt", "add it", "missing")]), 2, "    add it"),
+    (DataError(Fault("train.jsonl:3", "no prompt", "add it", "missing")), 2, "    add it"),
     (KeyboardInterrupt(), 130, "interrupted"),
     (ZeroDivisionError("a bug"), 3, "ZeroDivisionError: a bug"),
 ]

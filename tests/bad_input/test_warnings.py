@@ -23,7 +23,7 @@ WARNINGS = [
     ),
     (
         ["+dynamic_sampling={}", "adv_estimator=remax"],
-        "dynamic_sampling: drops groups whose rewards are all equal, but adv_estimator remax",
+        "dynamic_sampling: drops groups of equal rewards, from which remax",
     ),
     (
         ["rollout_batch_size=256", f"{TRAINING}.per_device_train_batch_size=1"],
@@ -33,11 +33,11 @@ WARNINGS = [
         [f"{TRAINING}.gradient_accumulation_steps=null", "actor_train.max_tokens_per_microbatch=64"],
         "per_device_train_batch_size: has no effect without gradient_accumulation_steps",
     ),
-    ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: as a loss, k1 has a gradient of zero on average"),
+    ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: as a loss, the gradient of k1 is zero on average"),
     (KL_IN_LOSS, "kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), which is off by 54%"),
     (
         [*KL_IN_LOSS, "kl_loss_importance=false", TWO_UPDATES],
-        "kl_loss_importance: false, but the policy that sampled differs",
+        "kl_loss_importance: false, but off policy",
     ),
 ]
 

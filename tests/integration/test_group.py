@@ -123,7 +123,7 @@ class WorkerSettings:
 
     def build(self, rank: Rank) -> Worker:
         if not self.readable:
-            raise DataError([Fault("pretrain", "it cannot be read", "give another", "unreadable")])
+            raise DataError(Fault("pretrain", "it cannot be read", "give another", "unreadable"))
         return Worker(rank)
 
 

@@ -34,9 +34,7 @@ class Step:
     """The environment's answer to a message of the policy."""
 
     messages: Sequence[Message] = ()
-    """Messages to the policy."""
     reward: float = 0.0
-    """Reward of this turn."""
     done: bool = False
     """Whether the episode ends."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -49,7 +49,6 @@ class LoadedEnvironment(NamedTuple):
     """The environment's class and the tools of a domain."""
 
     make: Callable[..., Any]
-    """The class."""
     tools: Tools
     side_by_side: bool
     """Whether calls run concurrently: `reset`, `step` and all tools are `async def`."""
@@ -72,17 +71,17 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
     except TypeError as error:
         takes = f"the class accepts {inspect.signature(make)}"
         raise ConfigError(
-            [Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes, "unfit")]
+            Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes, "unfit")
         ) from error
     if faults := [
         fault for name in METHODS for fault in _method_faults(make, name, environment, f"{place}.environment")
     ]:
-        raise ConfigError(faults)
+        raise ConfigError(*faults)
     malformed_calls = getattr(make, "malformed_calls", "answer")
     if malformed_calls not in MALFORMED:
         problem = f"'{environment}' has malformed_calls {malformed_calls!r:.80}"
         raise ConfigError(
-            [Fault(f"{place}.environment", problem, f"set it to one of {', '.join(MALFORMED)}", "not_allowed")]
+            Fault(f"{place}.environment", problem, f"set it to one of {', '.join(MALFORMED)}", "not_allowed")
         )
     known = _tools(assignment.tools, f"{place}.tools")
     side_by_side = (
@@ -97,12 +96,12 @@ def _class(name: str, place: str) -> Any:
     remedy = f"name one of {', '.join(known)}{nearest(name, known)}, or your own class as `package.module:Class`"
     module_name, _, class_name = name.partition(":")
     if not class_name and name not in known:
-        raise ConfigError([Fault(key, f"no environment is named '{name}'", remedy, "unknown_name")])
+        raise ConfigError(Fault(key, f"no environment is named '{name}'", remedy, "unknown_name"))
     found = _imported(module_name if class_name else f"roll.agents.environments.{name}", name, key, remedy)
     made = getattr(found, class_name, None) if class_name else ENVIRONMENTS.get(name)
     if not isinstance(made, type):
         raise ConfigError(
-            [Fault(key, f"no environment is named '{name}': {found.__name__} has no such class", remedy, "not_found")]
+            Fault(key, f"no environment is named '{name}': {found.__name__} has no such class", remedy, "not_found")
         )
     return made
 
@@ -111,10 +110,10 @@ def _imported(module: str, name: str, key: str, remedy: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigError([Fault(key, f"'{name}' is not found: {error}", remedy, "not_found")]) from error
+        raise ConfigError(Fault(key, f"'{name}' is not found: {error}", remedy, "not_found")) from error
     except Exception as error:
         problem = f"'{name}' cannot be imported: {raised_where(error, importlib.__file__)}"
-        raise ConfigError([Fault(key, problem, "fix the module", "failed")]) from error
+        raise ConfigError(Fault(key, problem, "fix the module", "failed")) from error
 
 
 def _method_faults(make: Any, name: str, environment: str, key: str) -> list[Fault]:
@@ -144,34 +143,30 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
         module_name, _, function_name = name.partition(":")
         if not function_name:
             raise ConfigError(
-                [
-                    Fault(
-                        key,
-                        f"'{name}' is not the name of a tool",
-                        "name each tool as `package.module:function`",
-                        "malformed",
-                    )
-                ]
+                Fault(
+                    key,
+                    f"'{name}' is not the name of a tool",
+                    "name each tool as `package.module:function`",
+                    "malformed",
+                )
             )
         module = _imported(module_name, name, key, "name each tool as `package.module:function`")
         function = getattr(module, function_name, None)
         if not callable(function):
             raise ConfigError(
-                [
-                    Fault(
-                        key,
-                        f"'{name}' is not found: {module_name} has no such function",
-                        "name a function of the module",
-                        "not_found",
-                    )
-                ]
+                Fault(
+                    key,
+                    f"'{name}' is not found: {module_name} has no such function",
+                    "name a function of the module",
+                    "not_found",
+                )
             )
         functions.append(function)
     try:
         return Tools(functions)
     except ValueError as error:
         raise ConfigError(
-            [Fault(key, str(error), "give every parameter a name and a type hint that JSON can express", "unfit")]
+            Fault(key, str(error), "give every parameter a name and a type hint that JSON can express", "unfit")
         ) from error
 
 
@@ -255,25 +250,20 @@ class Sessions(Served[Call]):
         self._runner = None if self._loaded.is_plain and not assignment.mcp else asyncio.Runner()
 
     def calls(self, request: Sequence[Call]) -> Sequence[Call]:
-        """See `Served`."""
         return request
 
     def reply(self, call: Call) -> bytes:
-        """See `Served`."""
         finish = _finished_at_once if self._runner is None else self._runner.run
         return returned_message(call, finish(self._returned(call)))
 
     async def awaited_reply(self, call: Call) -> bytes:
-        """See `Served`."""
         return returned_message(call, await self._returned(call))
 
     def failure(self, call: Call, error: BaseException) -> bytes:
-        """See `Served`."""
         why = error if isinstance(error, BadReturn) else raised_where(error, __file__)
         return failed_message(call, EnvironmentFailed(f"{call.method} failed: {why}"))
 
     def lateness(self, call: Call) -> bytes:
-        """See `Served`."""
         return failed_message(call, late(call.method, self._assignment.timeout))
 
     @asynccontextmanager

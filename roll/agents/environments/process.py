@@ -89,11 +89,7 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
             raise
 
     async def step(self, session: int, message: Message) -> Step:
-        """Take one step of a session.
-
-        Raises:
-            EnvironmentFailed: the environment raised or exceeded its deadline, or its process was lost.
-        """
+        """Take one step of a session. Raises EnvironmentFailed if it raised or was late, or its process was lost."""
         if session not in self._sessions:
             raise NeighbourFailed("the worker that held the environment's process was replaced")
         if why := self._sessions[session]:

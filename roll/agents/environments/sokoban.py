@@ -132,11 +132,7 @@ STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 @ENVIRONMENTS.register("sokoban")
 @dataclass(kw_only=True, eq=False)
 class Sokoban(GridWorld):
-    """A room drawn from the seed. The drawn room is the state.
-
-    Raises:
-        ValueError: a field has an invalid value.
-    """
+    """A room drawn from the seed. The drawn room is the state. Raises ValueError for an invalid field."""
 
     actions: ClassVar[Sequence[str]] = ACTIONS
     usual_symbols: ClassVar[Mapping[int, str]] = LOOKUP

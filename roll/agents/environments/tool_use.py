@@ -19,11 +19,7 @@ class ToolUse:
     """
 
     def __init__(self, column: str | None = None) -> None:
-        """
-        Args:
-            column: column of the row that holds the task. The default is `messages`, or `prompt` if the row has no
-                `messages`.
-        """
+        """`column` holds the row's task; by default it is `messages`, or `prompt` if the row has no `messages`."""
         self._column = column
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:

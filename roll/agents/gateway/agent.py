@@ -38,7 +38,6 @@ class AgentEnd:
     """How an agent ended."""
 
     status: int
-    """Exit status of the agent."""
     output: str
     """The end of its output."""
 

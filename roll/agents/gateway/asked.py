@@ -44,7 +44,6 @@ class PolicyAnswer:
     """The policy's answer."""
 
     identity: str
-    """Identifier of the answer."""
     created: int
     """Unix time in seconds."""
     message: Message

@@ -53,12 +53,7 @@ MOST_MESSAGES, MOST_TOOLS, MOST_STOPS = 4096, 1024, 16
 def check_keys(
     body: Mapping[str, Any], meant: frozenset[str], neutral: Mapping[str, tuple[Sequence[Any], str]]
 ) -> None:
-    """Raise Refused for an unknown key, or a value that requests an unsupported feature.
-
-    Args:
-        meant: the keys that are used.
-        neutral: see `NEUTRAL`.
-    """
+    """Raise Refused for an unknown key, or a value that requests an unsupported feature. Keys in `meant` are used."""
     for key, value in body.items():
         if key in meant or key in IGNORED or value is None:
             continue

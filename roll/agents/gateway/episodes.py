@@ -67,7 +67,6 @@ class AgentEpisodes:
         self._sampling, self._agents, self._sequence, self._clock = sampling, agents, sequence, clock
 
     async def play(self, prompt: Prompt, environment_seed: int, seed: int | None) -> Episode:
-        """See `Player`."""
         agent = self._agents[prompt.domain]
         attempt = partial(self._attempt, agent, prompt, environment_seed, seed)
         return await attempted(attempt, agent.limits.attempts, prompt.text)

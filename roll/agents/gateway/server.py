@@ -143,11 +143,7 @@ class Gateway:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncGenerator[Gateway, None]:
-        """Listen on an address within the `async with` block. Port 0 means a free port.
-
-        Raises:
-            ConfigError: the gateway cannot listen on the address.
-        """
+        """Listen on an address within the `async with` block; port 0: a free one. Raises ConfigError if it cannot."""
         app = web.Application(client_max_size=self._bounds.body_bytes, middlewares=[_plain_errors])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/responses", self._responses)
@@ -160,7 +156,7 @@ class Gateway:
             except OSError as error:
                 problem = f"cannot listen on {host}:{port}: {error.strerror or error}"
                 raise ConfigError(
-                    [Fault("gateway", problem, "give an address of this machine, and port 0 for a free one", "failed")]
+                    Fault("gateway", problem, "give an address of this machine, and port 0 for a free one", "failed")
                 ) from error
             name = ANYWHERE.get(host, host)
             self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{runner.addresses[0][1]}/v1"
@@ -274,9 +270,8 @@ async def _streamed(
             await response.write(_data(_failure(error).body()))
         await response.write_eof()
     except ConnectionError:
-        LOG.debug(
-            "an agent closed the connection before it received its answer"
-        )  # the session keeps the answer for a retry
+        # The session keeps the answer for a retry.
+        LOG.debug("an agent closed the connection before it received its answer")
     finally:
         if not task.done():
             task.cancel()

@@ -246,7 +246,6 @@ class AgentSession:
         self.counts: defaultdict[str, float] = defaultdict(float)
         """Metrics of the episode, by name."""
         self.last: Message | None = None
-        """The policy's last message."""
         self.stop = StopReason.COMPLETED
         """Why the episode ends, if the agent makes no more requests."""
         self.refused = ""
@@ -276,11 +275,7 @@ class AgentSession:
             raise
 
     async def over(self) -> None:
-        """Wait until no more answers are possible. `stop` then has the reason.
-
-        Raises:
-            RollError: the engine failed.
-        """
+        """Wait until no more answers are possible. `stop` has the reason. Raises RollError if the engine failed."""
         await asyncio.shield(self._is_over)
 
     async def close(self) -> None:

@@ -36,9 +36,8 @@ def main(descriptor: int, bounds: TreeBounds, command: Sequence[str]) -> int:
     ended = os.pidfd_open(process.pid)
     exceeded = ""
     while not exceeded and not select.select([ended, descriptor], [], [], LOOK_EVERY)[0]:
-        exceeded = bounds.exceeded(
-            tree(os.getpid())[1:]
-        )  # orphans become children of this process, so the tree includes them
+        # Orphans become children of this process, so the tree includes them.
+        exceeded = bounds.exceeded(tree(os.getpid())[1:])
     end_descendants()
     status = process.wait()
     if exceeded:

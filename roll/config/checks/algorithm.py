@@ -187,10 +187,7 @@ def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
         return
     updates = plan_batch(config).updates
     if updates > 1:
-        problem = (
-            f"'on_policy', but a step makes {updates} updates: after the first, the policy is no longer the one that "
-            f"sampled"
-        )
+        problem = f"'on_policy', but only the first of a step's {updates} updates has the policy that sampled"
         yield Fault(
             "behaviour_log_probs", problem, "set it to trainer or engine, or make one update per step", "contradiction"
         )
@@ -260,10 +257,7 @@ def _sampling(config: RlvrConfig) -> Iterator[Fault]:
             if ratio_source(config) == "engine"
             else f"mismatch_correction {config.mismatch_correction}"
         )
-        problem = (
-            f"with {keys_text(given)} the engine samples from a modified distribution, but {reader} needs the "
-            f"trainer's full distribution"
-        )
+        problem = f"with {keys_text(given)} the engine samples another distribution than {reader} needs, the full one"
         *keys, last = [f"{key}={value}" for key, value in WHOLE.items()]
         remedy = f"sample with {', '.join(keys)} and {last}, or set behaviour_log_probs=trainer without a correction"
         yield Fault(f"actor_infer.generating_args.{next(iter(given))}", problem, remedy, "contradiction")
@@ -304,18 +298,12 @@ def _kl_gradient(config: RlvrConfig) -> Iterator[str]:
     if not weighs_kl(config):
         remedy = "use k2, k1+ or k3+, which on policy have the gradient of the KL, or set kl_loss_importance=true"
         if config.kl_loss_type == "k1":
-            yield (
-                f"kl_loss_type: as a loss, k1 has a gradient of zero on average and does not constrain the policy; "
-                f"{remedy}"
-            )
+            yield f"kl_loss_type: as a loss, the gradient of k1 is zero on average and constrains nothing; {remedy}"
         if config.kl_loss_type == "k3":
             error = f"which is off by {K3_ERROR:.0%} at 0.7 nats from the reference"
             yield f"kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), {error}; {remedy}"
     if config.kl_loss_importance is False and weighs_kl(config.model_copy(update={"kl_loss_importance": None})):
-        yield (
-            "kl_loss_importance: false, but the policy that sampled differs from the trained one, so the gradient of "
-            "the KL is biased"
-        )
+        yield "kl_loss_importance: false, but off policy the gradient of the KL is then biased"
 
 
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
@@ -350,10 +338,7 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
         comparing = f"adv_estimator {config.adv_estimator}" if traits.compares_groups else "normalisation by group"
         problem = f"1, but {comparing} compares rewards within a group: every advantage would be 0"
         others = _estimators(lambda traits: not traits.compares_groups)
-        remedy = (
-            f"set it to at least 2 (8 is usual), or use an adv_estimator without groups ({others}) and no "
-            f"normalisation by group"
-        )
+        remedy = f"set it to at least 2 (8 is usual), or normalise and compare without groups ({others})"
         yield Fault("num_return_sequences_in_group", problem, remedy, "no_effect")
     for key in ("dynamic_sampling", "difficulty_mask", "difficulty_loss_weight"):
         if getattr(config, key):
@@ -377,10 +362,7 @@ def _steps_of_one(config: RlvrConfig) -> Iterator[Fault]:
         "adv_estimator": traits.whitens and not differ,
     }
     for key in (key for key, holds in subtracts.items() if holds):
-        problem = (
-            f"{getattr(config, key)}, but a step has a single response, compared with itself: every advantage would "
-            f"be 0"
-        )
+        problem = f"{getattr(config, key)}, but a step has a single response: every advantage would be 0"
         yield Fault(
             key, problem, "raise rollout_batch_size or num_return_sequences_in_group, or change this key", "no_effect"
         )
@@ -555,10 +537,7 @@ def _shaping(config: RlvrConfig) -> Iterator[Fault]:
         yield Fault("error_max_len_threshold", problem, f"set it to at most {longest}", "too_large")
     generating = config.actor_infer.generating_args
     if config.max_len_mask and generating.ignore_eos and not generating.stop_strings:
-        problem = (
-            "true, but with actor_infer.generating_args.ignore_eos every response is truncated and would be left out "
-            "of the loss"
-        )
+        problem = "true, but with actor_infer.generating_args.ignore_eos every response is truncated and left out"
         yield Fault("max_len_mask", problem, "set one of the two to false", "contradiction")
 
 
@@ -584,10 +563,7 @@ def credit_warnings(config: RlvrConfig) -> Iterator[str]:
     """Yield warnings about keys of credit assignment that have less effect than expected."""
     traits = config.adv_estimator.traits
     if config.dynamic_sampling and not traits.compares_groups:
-        yield (
-            f"dynamic_sampling: drops groups whose rewards are all equal, but adv_estimator {config.adv_estimator} "
-            f"could learn from them"
-        )
+        yield f"dynamic_sampling: drops groups of equal rewards, from which {config.adv_estimator} could learn"
     if config.whiten_advantages and traits.whitens:
         yield f"whiten_advantages: adv_estimator {config.adv_estimator} already whitens the advantages; remove the key"
     if config.value_clip is not None and not traits.needs_values:
@@ -595,9 +571,6 @@ def credit_warnings(config: RlvrConfig) -> Iterator[str]:
             f"value_clip: has no effect with adv_estimator {config.adv_estimator}, which has no critic; remove the key"
         )
     if traits.needs_values and not config.whiten_advantages:
-        yield (
-            "whiten_advantages: false, but PPO is usually run with true, so that the step size is independent of the "
-            "scale of rewards"
-        )
+        yield "whiten_advantages: false, but PPO usually has true, so that the scale of rewards does not matter"
     if config.critic and "num_train_epochs" in config.critic.training_args.model_fields_set:
         yield "critic.training_args.num_train_epochs: has no effect here; RLVR ends after max_steps"

@@ -182,10 +182,7 @@ def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
     key = reward.judge_api_key_env
     # The wrong value may be the secret key itself, so it is not shown.
     if key is not None and not VARIABLE.fullmatch(key):
-        remedy = (
-            "export the API key in an environment variable, and set this to the variable's name, for example "
-            "JUDGE_API_KEY"
-        )
+        remedy = "export the API key in an environment variable, and set this to its name, such as JUDGE_API_KEY"
         yield Fault(
             f"{where}.judge_api_key_env", "the value is not the name of an environment variable", remedy, "malformed"
         )
@@ -251,10 +248,7 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
                 "missing",
             )
         if domain in config.rewards and config.rewards[domain].tag_included:
-            problem = (
-                f"set, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}; this reward is only added to the "
-                f"environment's"
-            )
+            problem = f"set, but rows of '{domain}' go to {ENVIRONMENTS}{domain}, whose reward this one is added to"
             yield Fault(
                 f"rewards.{domain}.tag_included",
                 problem,
@@ -381,10 +375,7 @@ def environment_warnings(config: RlvrConfig) -> Iterator[str]:
         environment = environment_of(domain, section)
         steps = section.environment_args.get("max_steps", MOST_STEPS[environment]) if environment in MOST_STEPS else 0
         if isinstance(steps, int) and section.max_turns < steps:
-            ends = (
-                f"episodes end after {section.max_turns} turns, but the environment promises the policy {steps} steps "
-                f"(max_steps)"
-            )
+            ends = f"episodes end after {section.max_turns} turns, but promise {steps} steps (max_steps)"
             yield (
                 f"{ENVIRONMENTS}{domain}.max_turns: {ends}; set max_turns={steps}, or lower environment_args.max_steps"
             )
@@ -399,10 +390,7 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
         place = f"rewards.{domain}.query_filter_config"
         yield from _bounds(query_filter, f"{place}.filter_args")
         if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
-            problem = (
-                f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards per "
-                f"prompt"
-            )
+            problem = f"{query_filter.type}, but num_return_sequences_in_group is 1: it needs several rewards"
             yield Fault(
                 place, problem, "set num_return_sequences_in_group to at least 2, or remove this block", "no_effect"
             )

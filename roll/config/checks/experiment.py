@@ -32,10 +32,7 @@ def determinism_faults(config: Config) -> Iterator[Fault]:
     for name, role in model_roles(config).items() if config.deterministic else ():
         wish = role.model_args.compile_layers
         if not role.strategy_args.traits.own_kernels and (wish is True or wish == "auto" and role.device_mapping):
-            problem = (
-                f"{printable(wish)}, but deterministic is true, and compiled layers "
-                "choose their kernels by measured speed"
-            )
+            problem = f"{printable(wish)}, but deterministic is true, and kernels are chosen by measured speed"
             yield Fault(
                 f"{name}.model_args.compile_layers",
                 problem,
@@ -49,15 +46,9 @@ def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
     if not config.deterministic:
         return
     if not config.actor_infer.generating_args.seeded:
-        yield (
-            "deterministic: the sampled responses still differ between runs; set "
-            "actor_infer.generating_args.seeded=true"
-        )
+        yield "deterministic: responses still differ between runs; set actor_infer.generating_args.seeded=true"
     if config.async_generation_ratio:
-        yield (
-            "deterministic: it depends on timing which version of the weights samples a token; set "
-            "async_generation_ratio=0"
-        )
+        yield "deterministic: which weights sample a token depends on timing; set async_generation_ratio=0"
 
 
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")

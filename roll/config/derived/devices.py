@@ -10,11 +10,7 @@ FORMS = "[0, 1], range(4), list(range(0,16)), or several of them joined by +"
 
 
 def parse_devices(text: str) -> list[int]:
-    """Return the device numbers of an expression of integer lists, `range(...)`, `list(...)` and `+`.
-
-    Raises:
-        ValueError: The expression contains anything else.
-    """
+    """Return the device numbers of integer lists, `range(...)`, `list(...)` and `+`. Raises ValueError for others."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -277,11 +277,7 @@ def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
 
 
 def read_shape(file: Path) -> ModelShape | None:
-    """Return the shape in a config.json, or None for an unsupported kind of model.
-
-    Raises:
-        ValueError: The file cannot be read or is not a JSON object.
-    """
+    """Return the shape in a config.json, None for an unsupported model. Raises ValueError if it cannot be read."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

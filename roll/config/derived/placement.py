@@ -207,10 +207,7 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
         nodes = sorted({device // config.num_gpus_per_node for device in engine_devices})
         if len(nodes) > 1:
             problem = f"the engine on devices {_listed(engine_devices)} is spread over nodes {_listed(nodes)}"
-            remedy = (
-                f"order the devices so that each group of {width} is on one node ({config.num_gpus_per_node} devices "
-                f"per node)"
-            )
+            remedy = f"put each group of {width} devices on one node of {config.num_gpus_per_node}"
             faults.append(Fault(where, problem, remedy, "not_supported"))
     return faults
 
@@ -224,10 +221,7 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     stopped_for = sorted(interrupting(config))
     if stopped_for and not config.actor_infer.strategy_args.traits.pauses:
         others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
-        problem = (
-            f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of a "
-            f"response"
-        )
+        problem = f"{others} share devices with actor_infer, and {strategy} cannot pause in the middle of a response"
         remedy = "use the strategy vllm, give the roles separate devices, or set async_generation_ratio=0"
         return [
             Fault(
@@ -332,10 +326,7 @@ def _apart(name: str, role: RoleConfig, per_node: int) -> Iterator[str]:
     for start in range(0, len(devices), size) if size > 1 else ():
         replica = devices[start : start + size]
         if len({device // per_node for device in replica}) > 1:
-            yield (
-                f"{name}.device_mapping: devices {_listed(replica)} are one replica on several nodes; they communicate "
-                f"a lot"
-            )
+            yield f"{name}.device_mapping: devices {_listed(replica)} are one replica on several nodes: slow"
 
 
 def _too_many(where: str, size: int | None) -> Fault:

@@ -25,11 +25,7 @@ class TrackerPackage:
     """Accepted arguments that are not arguments of `opener`."""
 
     def accepted(self, given: Iterable[str]) -> list[str]:
-        """Return the names of the accepted arguments; all of `given` if the opener accepts any.
-
-        Raises:
-            Exception: the package cannot be imported.
-        """
+        """Return the names of the accepted arguments; all of `given` if any is. Raises what the import raises."""
         module = importlib.import_module(self.name)
         parameters = signature(getattr(module, self.opener)).parameters if self.opener else {}
         if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()):

@@ -55,7 +55,7 @@ LAUNCHED = ("RANK", "LOCAL_RANK")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError([Fault("command line", message, "see --help", "malformed")])
+        raise ConfigError(Fault("command line", message, "see --help", "malformed"))
 
 
 def flag_parser() -> argparse.ArgumentParser:
@@ -95,7 +95,7 @@ def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
             words[place] = "--info=all"  # the next word is not its value
     given, unknown = parser.parse_known_intermixed_args(words)
     if faults := list(_flag_faults(unknown)):
-        raise ConfigError(faults)
+        raise ConfigError(*faults)
     if given.version:
         print(f"roll {version('roll')}, Hydra {version('hydra-core')}")
         raise SystemExit(0)
@@ -216,7 +216,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     """
     flags = parse_flags(argv)
     if flags.config_name is None:
-        raise ConfigError([Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}", "missing")])
+        raise ConfigError(Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}", "missing"))
     option = "--config-path" if flags.config_path else "--config-dir"
     folder = flags.config_path or flags.config_dir
     name = flags.config_name
@@ -255,7 +255,7 @@ def _parsed(word: str) -> Override:
         elif "(" in value:
             remedy = f"quote it twice: '{key}=\"{value}\"'"
         problem = f"'{word}' is not an override: {reason}".encode(errors="replace").decode()  # bytes beside UTF-8
-        raise ConfigError([Fault("command line", problem, remedy, "malformed")]) from None
+        raise ConfigError(Fault("command line", problem, remedy, "malformed")) from None
 
 
 def _adding(override: Override, folders: Sequence[Path]) -> Override:
@@ -340,11 +340,7 @@ class _Experiment:
                 values[key] = [f"{key}={value}" for value in some]
             elif override.is_interval_sweep():
                 raise ConfigError(
-                    [
-                        Fault(
-                            key, f"{_word(override)} has no first value", f"list the values: {key}=A,B", "not_supported"
-                        )
-                    ]
+                    Fault(key, f"{_word(override)} has no first value", f"list the values: {key}=A,B", "not_supported")
                 )
             else:
                 values[key] = [_word(override)]
@@ -352,7 +348,7 @@ class _Experiment:
         if not 0 < number <= MOST_JOBS:
             problem = f"the sweep has more than {MOST_JOBS:,} jobs" if number else "the sweep has no jobs"
             raise ConfigError(
-                [Fault("command line", problem, f"list 1 to {MOST_JOBS:,} combinations of values", "out_of_range")]
+                Fault("command line", problem, f"list 1 to {MOST_JOBS:,} combinations of values", "out_of_range")
             )
         return list(itertools.product(*values.values()))
 
@@ -362,7 +358,7 @@ class _Experiment:
         composed = self._files(words)
         values = [one for one in overrides if not _chooses(one, self.line.folders)]
         if faults := list(_value_faults(values, composed)):
-            raise ConfigError(faults)
+            raise ConfigError(*faults)
         named = [one for one in overrides if not one.is_hydra_override()]
         choices: Any = OmegaConf.to_container(files.hydra.runtime.choices)
         is_sweep = files.hydra.mode == RunMode.MULTIRUN or any(one.is_sweep_override() for one in overrides)
@@ -379,7 +375,7 @@ class _Experiment:
                 name, list(chosen), RunMode.MULTIRUN, validate_sweep_overrides=False
             )
             if faults := list(plugin_faults(composed.hydra)):
-                raise ConfigError(faults)
+                raise ConfigError(*faults)
             self._composed[chosen] = composed
         return self._composed[chosen]
 
@@ -429,7 +425,7 @@ def _print_block(composed: DictConfig, package: str | None, resolve: bool) -> No
     block: Any = composed if whole else OmegaConf.select(composed, str(package))
     if block is None:
         raise ConfigError(
-            [Fault("--package", f"there is no '{package}' in the configuration", "see --cfg job", "not_found")]
+            Fault("--package", f"there is no '{package}' in the configuration", "see --cfg job", "not_found")
         )
     if not OmegaConf.is_config(block):
         print(block)
@@ -483,7 +479,7 @@ def _errors_as_faults(file: Path) -> Iterator[None]:
         fault = _fault(error, file)
         if fault is None:
             raise
-        raise ConfigError([fault]) from None
+        raise ConfigError(fault) from None
 
 
 def _fault(error: Exception, file: Path) -> Fault | None:

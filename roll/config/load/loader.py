@@ -58,14 +58,10 @@ class LoadedConfig:
 
 
 def checked_config(composed: DictConfig, passing: Collection[str] | None = None, imports: bool = True) -> Config:
-    """Return the configuration that `read_config` reads.
-
-    Raises:
-        ConfigError: the configuration has faults. The error lists all of them.
-    """
+    """Return the configuration that `read_config` reads. Raises ConfigError with all of its faults."""
     loaded = read_config(composed, passing, imports)
     if loaded.faults:
-        raise ConfigError(loaded.faults)
+        raise ConfigError(*loaded.faults)
     assert loaded.config is not None, "neither a configuration nor a fault"
     return loaded.config
 
@@ -90,10 +86,10 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
         ConfigWarning: a key of ROLL has another name or no meaning here, or behaves differently.
     """
     if unusable := list(_unusable(OmegaConf.to_container(composed, resolve=False))):
-        raise ConfigError(unusable)
+        raise ConfigError(*unusable)
     plain = _resolve(composed)
     if pictures := picture_faults(plain):
-        raise ConfigError(pictures)
+        raise ConfigError(*pictures)
     for name in preset_names() if passing is None else passing:
         if not any(name in schema.model_fields for schema in PIPELINES.values()):
             plain.pop(name, None)
@@ -131,7 +127,7 @@ def _resolve(composed: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError([resolution_fault(error)]) from error
+        raise ConfigError(resolution_fault(error)) from error
     assert isinstance(plain, dict), "a composed configuration is a mapping"
     return _with_text_keys(plain)
 
@@ -183,15 +179,13 @@ def _check(done: Translation, imports: bool) -> LoadedConfig:
         known = ", ".join(PIPELINES)
         hint = nearest(str(pipeline), list(PIPELINES))
         raise ConfigError(
-            [
-                Fault(
-                    "pipeline",
-                    f"there is no pipeline {printable(pipeline)}{hint}",
-                    f"use one of: {known}",
-                    "unknown_name",
-                ),
-                *faults,
-            ]
+            Fault(
+                "pipeline",
+                f"there is no pipeline {printable(pipeline)}{hint}",
+                f"use one of: {known}",
+                "unknown_name",
+            ),
+            *faults,
         )
     schema = PIPELINES[pipeline]
     methods, wrong = inspect_user_code(values) if imports else ({}, [])

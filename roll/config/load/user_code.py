@@ -50,7 +50,6 @@ class UserPart:
     arguments_place: tuple[str, ...]
     """Path of the block with its arguments."""
     arguments: dict[str, Any]
-    """Its arguments, by name."""
     kind: str | None = None
     """Key in `KINDS`, None for a reward."""
     environment: dict[str, str] = field(default_factory=dict)

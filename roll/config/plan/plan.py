@@ -74,7 +74,7 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     else:
         faults += missing
     if faults:
-        raise ConfigError(_unique(faults))
+        raise ConfigError(*list(dict.fromkeys(faults)))
     return _plan(config, found, warnings)
 
 
@@ -125,7 +125,3 @@ def _tight_budget(role: RolePlan, batch: BatchPlan) -> str:
     unit = "sequence" if batch.longest_example == batch.longest_sequence else "pair"
     longest = f"the longest {unit}, {batch.longest_example} tokens, which runs in a micro-batch of its own"
     return f"{role.name}.max_tokens_per_microbatch: {role.tokens_per_microbatch} is less than {longest}"
-
-
-def _unique(faults: list[Fault]) -> list[Fault]:
-    return list(dict.fromkeys(faults))

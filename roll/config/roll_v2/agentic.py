@@ -156,10 +156,7 @@ class Agentic:
             return None
         kind, manager = definition.get("env_type"), str(definition.get("env_manager_cls") or WHOLE_EPISODES)
         if kind not in TYPES:
-            remedy = (
-                f"use {' or '.join(TYPES)}, or write your own and set "
-                f"environments.{tag}.environment=package.module:Class"
-            )
+            remedy = f"use {' or '.join(TYPES)}, or set environments.{tag}.environment=package.module:Class"
             self.fault(f"{where}.env_type", f"there is no environment {printable(kind)} here", remedy, "unknown_name")
             return None
         if manager.rpartition(".")[2] != WHOLE_EPISODES:
@@ -209,10 +206,7 @@ class Agentic:
             return dict(own)
         paid = round(penalty + IDLE[kind], 9)
         if paid != own.get("format_penalty"):
-            said = (
-                f"{printable(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}, which "
-                f"ROLL pays in all"
-            )
+            said = f"{printable(own.get('format_penalty'))} is read as environment_args.format_penalty={paid:g}"
             self.warn(f"{where}.env_config.format_penalty: {said}; use that instead")
         return {**own, "format_penalty": paid}
 
@@ -235,10 +229,7 @@ class Agentic:
         longest, turn = values.get("sequence_length"), values.get("response_length")
         if isinstance(longest, int) and isinstance(turn, int) and longest > turn and "prompt_length" not in values:
             values["prompt_length"] = longest - turn
-            self.warn(
-                f"prompt_length: missing, so it is sequence_length - response_length = {longest - turn}; set it "
-                f"explicitly"
-            )
+            self.warn(f"prompt_length: missing, so it is {longest - turn}, the rest of sequence_length; set it")
 
     def _training(self, train: Mapping[str, Any]) -> None:
         size = train.get("group_size", 1)
@@ -294,10 +285,7 @@ class Agentic:
         samples = val.get("group_size", 1)
         block.setdefault("generating_args", {}).setdefault("num_return_sequences", samples)
         named = ", ".join(f"{tag} {one['rows'][tag]}" for tag, one in sets.items())
-        self.warn(
-            f"val_env_manager: read as validation.sets with these tasks: {named}, each {samples} times; use that "
-            f"instead"
-        )
+        self.warn(f"val_env_manager: read as validation.sets with {named}, each {samples} times; use that instead")
 
     def _partition(self, name: str, manager: Mapping[str, Any]) -> list[tuple[str, int]]:
         """Return each tag that has groups, with their number. A single tag needs no partition: it has all groups."""
@@ -320,10 +308,7 @@ class Agentic:
         common = infer.get("generating_args")
         for name, manager in zip(MANAGERS, (train, val), strict=True):
             if common and manager.get("generating_args") not in (None, common):
-                self.warn(
-                    f"{name}.generating_args: ignored, because actor_infer.generating_args replaces it in ROLL; remove "
-                    f"it"
-                )
+                self.warn(f"{name}.generating_args: ignored, as by ROLL, for actor_infer.generating_args; remove it")
         if learnt := self._sampled("actor_infer" if common else MANAGERS[0], common or train.get("generating_args")):
             infer["generating_args"] = learnt
         block, held_out = (
@@ -343,10 +328,7 @@ class Agentic:
             return None
         read, turn = dict(given), self._values.get("response_length")
         if (samples := read.pop("num_return_sequences", None)) is not None:
-            self.warn(
-                f"{name}.generating_args.num_return_sequences: {printable(samples)} is ignored; use group_size; remove "
-                f"the key"
-            )
+            self.warn(f"{name}.generating_args.num_return_sequences: {printable(samples)} is ignored; use group_size")
         most = read.get("max_new_tokens")
         if isinstance(most, int) and isinstance(turn, int) and most > turn:
             read["max_new_tokens"] = turn

@@ -55,10 +55,7 @@ def settle_defaults(done: Translation) -> None:
         listed = ", ".join(
             f"{'.'.join(place)} {value} (here {_ours(done.values, place)})" for place, value in missing.items()
         )
-        text = (
-            f"{SWITCH}: false, so keys that are not set have roll's defaults, but ROLL's defaults differ: {listed}; "
-            f"set these keys"
-        )
+        text = f"{SWITCH}: false, so missing keys have roll's defaults, not ROLL's: {listed}; set these keys"
         done.warn(f"{text}, or set {SWITCH}: true to use ROLL's defaults")
     _dual_clip(done)
     _cispo(done, takes)
@@ -139,10 +136,7 @@ def _cispo(done: Translation, takes: bool) -> None:
             done.values.setdefault(key, CISPO_CLIP)
     elif not {"pg_clip_low", "pg_clip_high"} <= done.values.keys():
         clip = done.values.get("pg_clip", 0.2)
-        text = (
-            f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, whatever pg_clip is, but at pg_clip "
-            f"({clip}) here"
-        )
+        text = f"policy_loss: cispo clips at {CISPO_CLIP} on both sides in ROLL, but at pg_clip ({clip}) here"
         done.warn(f"{text}; set pg_clip_low and pg_clip_high")
 
 
@@ -189,10 +183,7 @@ def _by_domain(done: Translation) -> None:
             )
     if values.get("whiten_advantages") is True:
         values["whiten_advantages"] = "domain"
-        done.warn(
-            "whiten_advantages: true is read as domain, because ROLL whitens each reward domain separately; use that "
-            "instead"
-        )
+        done.warn("whiten_advantages: true is read as domain, as ROLL whitens by reward domain; use that instead")
 
 
 def _response_length(done: Translation) -> None:
@@ -223,16 +214,10 @@ def _late_clip(done: Translation) -> None:
     if estimator in CLIP_NORMALISED:
         if scopes or estimator == "grpo" or values.get("add_token_level_kl"):
             values["reward_clip_on"] = "normalised"
-            said = (
-                "clips rewards after their normalisation and the KL penalty in ROLL, so reward_clip_on is normalised; "
-                "set it explicitly"
-            )
+            said = "clips normalised rewards in ROLL, so reward_clip_on is normalised; set it explicitly"
             done.warn(f"reward_clip: {clip} {said}")
     else:
-        text = (
-            f"reward_clip: {clip} clips the raw rewards here, but in ROLL the rewards that adv_estimator {estimator} "
-            f"normalised"
-        )
+        text = f"reward_clip: {clip} clips raw rewards here, but normalised ones of {estimator} in ROLL"
         done.warn(f"{text}; adapt the value")
 
 
@@ -243,10 +228,7 @@ def _clip_range(done: Translation) -> None:
     for key in ("pg_clip_low", "pg_clip_high"):
         if key in done.values:
             value = done.values.pop(key)
-            said = (
-                f"{printable(value)} is ignored, because ROLL reads it only with {IS_RANGE}: true; add that, or remove "
-                f"the key"
-            )
+            said = f"{printable(value)} is ignored, as ROLL reads it only with {IS_RANGE}: true; remove the key"
             done.warn(f"{key}: {said}")
 
 
@@ -268,10 +250,7 @@ def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
             accumulated = arguments.get("gradient_accumulation_steps", 1)
             rows = [arguments.get("per_device_train_batch_size", 8), accumulated, devices // shared]
             if all(isinstance(number, int) for number in rows):
-                text = (
-                    f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, where {shared} GPUs share one "
-                    f"replica"
-                )
+                text = f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, as {shared} GPUs share one"
                 text = f"{text}; with DeepSpeed they would have {prod(rows[:2]) * devices}"
                 yield (
                     f"{role}.training_args.gradient_accumulation_steps: {text}; divide it by {shared}, or set "
@@ -328,23 +307,14 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
             if agentic
             else "ROLL itself cannot compute this pair of scopes"
         )
-        yield (
-            f"norm_std_type: group without norm_mean_type: group leaves rewards of a group that are all equal "
-            f"undivided here; {rolls}"
-        )
+        yield f"norm_std_type: group alone leaves groups of equal rewards undivided here; {rolls}"
     if not agentic:
-        yield (
-            f"prompt_length: prompts of at most {SHORTEST_PROMPT} tokens are trained on here; ROLL drops them; remove "
-            f"such rows"
-        )
+        yield f"prompt_length: ROLL drops prompts of at most {SHORTEST_PROMPT} tokens, roll does not; remove them"
     if values.get("max_len_mask"):
         text = "true leaves out truncated responses here, but in ROLL also those that end exactly at response_length"
         yield f"max_len_mask: {text}; raise response_length by 1 if that matters"
     if values.get("error_max_len_clip"):
-        text = (
-            "true leaves out long responses with a score of at most 0; ROLL also leaves out every score other than 0 "
-            "and 1"
-        )
+        text = "true leaves out long responses with a score up to 0; ROLL also all scores except 0 and 1"
         yield f"error_max_len_clip: {text}; use rewards that score 0 or 1"
     if values.get("difficulty_loss_weight"):
         text = (

@@ -428,17 +428,11 @@ def _rewards(done: Translation) -> None:
         module, _, class_name = class_path.rpartition(".")
         name = REWARD_CLASSES.get(class_name) if module.startswith(ROLLS_REWARDS) else None
         if "reward" in block:
-            done.warn(
-                f"{dotted(place)}: {printable(class_path)} is ignored; the key `reward` chooses the reward function of "
-                f"this domain"
-            )
+            done.warn(f"{dotted(place)}: {printable(class_path)} is ignored; `reward` chooses this domain's reward")
         elif name:
             if name == INSTRUCTIONS and "parts" not in block and "reward_args" not in block:
                 block["parts"] = {INSTRUCTIONS: {}, REPETITION: {}}
-                said = (
-                    f"read as the parts {INSTRUCTIONS} and {REPETITION}, which ROLL adds to each verdict; use parts "
-                    f"instead"
-                )
+                said = f"read as the parts {INSTRUCTIONS} and {REPETITION}, as ROLL adds them; use parts"
                 done.warn(f"{dotted(place)}: {said}")
                 continue
             if name != place[1]:
@@ -451,10 +445,7 @@ def _rewards(done: Translation) -> None:
         else:
             domain = dotted(place[:-1])
             known = ", ".join([*known_rewards(), *MODEL_REWARDS])
-            remedy = (
-                f"set {domain}.reward to {known} or to your own package.module:function, or remove the domain: "
-                f"~{domain}"
-            )
+            remedy = f"set {domain}.reward to {known} or package.module:function, or remove it: ~{domain}"
             done.fault(dotted(place), f"{printable(class_path)} has no counterpart here", remedy, "not_supported")
             done.is_whole = False
 

@@ -33,11 +33,7 @@ class Written:
 
 
 def read_turn(text: str, thinks: bool) -> Written:
-    """Return the parts of a turn's text.
-
-    Args:
-        thinks: whether the text begins inside the thinking, because the prompt already contains its opening tag.
-    """
+    """Return the parts of a turn's text. `thinks`: it begins inside the thinking, which the prompt has opened."""
     reasoning, said = None, text
     if thinks or text.lstrip().startswith(THINK):
         thought, _, said = (text if thinks else text.lstrip().removeprefix(THINK)).partition(THOUGHT)

@@ -32,13 +32,7 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        """
-        Args:
-            template: text of the chat template.
-
-        Raises:
-            ValueError: the tokenizer is not one of the library `tokenizers`.
-        """
+        """`template` is the chat template's text. Raises ValueError if the tokenizer is not one of `tokenizers`."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise ValueError("its tokenizer is not one of the library 'tokenizers' (it has no tokenizer.json)")

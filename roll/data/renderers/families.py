@@ -116,7 +116,6 @@ class FamilyRenderer:
         self.stop_token_ids = frozenset(library.get_stop_token_ids())
 
     def render(self, messages: Messages, tools: Tools) -> Ints:
-        """See `ChatRenderer`."""
         return render_tokens(self._encoder, self._render_text, messages, tools)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
@@ -134,7 +133,6 @@ class FamilyRenderer:
         return ints(found.token_ids[len(known) :])
 
     def parse(self, sampled: Ints, tools: Tools) -> Parsed:
-        """See `ChatRenderer`."""
         found = self._library.parse_response(sampled.tolist(), tools=_plain(tools), prompt_ids=self._opened)
         message: dict[str, Any] = {"role": "assistant", "content": found.content}
         if found.reasoning_content is not None:
@@ -151,7 +149,6 @@ class FamilyRenderer:
         )
 
     def text(self, token_ids: Ints) -> str:
-        """See `ChatRenderer`."""
         return self._encoder.decode(token_ids)
 
     def follows(self) -> bool:
@@ -348,7 +345,6 @@ class TemplateRenderer:
         )
 
     def text(self, token_ids: Ints) -> str:
-        """See `ChatRenderer`."""
         return self._encoder.decode(token_ids)
 
     def check(self) -> None:
@@ -462,5 +458,5 @@ def chat_renderer(
         problem = (
             f"the model '{model_path}' cannot play episodes of several turns with the template '{template}': {error}"
         )
-        raise BadInput([Fault("environments", problem, REMEDY, "not_supported")]) from error
+        raise BadInput(Fault("environments", problem, REMEDY, "not_supported")) from error
     return renderer

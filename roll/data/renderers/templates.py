@@ -112,11 +112,7 @@ def turns_renderer(
 
 
 def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates expect it, in the form of `read_message`. Other keys stay.
-
-    Raises:
-        TemplateFault: the message cannot be read.
-    """
+    """Return a message as templates expect it, as `read_message`, with other keys. Raises TemplateFault."""
     try:
         return {**{key: value for key, value in message.items() if key not in REASONING}, **read_message(message)}
     except MessageFault as fault:

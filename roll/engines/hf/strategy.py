@@ -50,7 +50,6 @@ class HfReward:
         self._works = asyncio.Lock()
 
     async def start(self) -> None:
-        """See `RewardStrategy`."""
         model_args = self._settings.model_args
         announce("loading the model")
         with readable_memory_errors(self._rank, "loading the model"):
@@ -59,7 +58,6 @@ class HfReward:
             compile_layers(self._model.causal)
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:
-        """See `RewardStrategy`."""
         request = _Request(sequences, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         async with self._works:
@@ -97,19 +95,16 @@ class HfReward:
             return [score for part in parts for score in part.float().tolist()]
 
     async def offload(self) -> None:
-        """See `RewardStrategy`."""
         async with self._works:
             tensors = tensors_in([*self._model.parameters(), *self._model.buffers()])
             await asyncio.to_thread(self._offload.offload, tensors)
 
     async def onload(self) -> None:
-        """See `RewardStrategy`."""
         async with self._works:
             with readable_memory_errors(self._rank, "returning to the device"):
                 await asyncio.to_thread(self._offload.onload)
 
     async def close(self) -> None:
-        """See `RewardStrategy`."""
         del self._model
 
 
@@ -144,7 +139,6 @@ class HfScore(PackedScore):
         super().__init__(policy, policy, rank, Offload(rank.device, constant=True))
 
     def close(self) -> None:
-        """See `ScoreStrategy`."""
         del self._policy, self._forward
 
 
@@ -162,7 +156,6 @@ class HfGenerate:
         self._reader = BucketReader(Route(Transport.FILE, same_host=True), None, 0, torch.device(self._device))
 
     async def start(self) -> None:
-        """See `GenerateStrategy`."""
         self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
         self._text = ResponseTexts(self._tokenizer)
         announce("loading the model")
@@ -260,7 +253,6 @@ class HfGenerate:
         self._reader = await asyncio.to_thread(BucketReader, route, rendezvous, 0, torch.device(self._device))
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
-        """See `GenerateStrategy`."""
         targets = dict(self._base.named_parameters())
         self._missing = set(targets) if self._missing is None else self._missing
         for name, tensor in self._reader.read(bucket).items():
@@ -270,14 +262,12 @@ class HfGenerate:
             self._missing.discard(name)
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """See `GenerateStrategy`."""
         with adapter.folder() as folder:
             if isinstance(self._model, PeftModel):
                 self._base = self._model.unload()
             self._model = PeftModel.from_pretrained(self._base, str(folder)).eval()
 
     async def resume(self, policy_version: int) -> None:
-        """See `GenerateStrategy`."""
         missing, self._missing = self._missing, None
         if missing:
             raise WeightSyncError(
@@ -288,7 +278,6 @@ class HfGenerate:
             self._generates.release()
 
     async def policy_version(self) -> int:
-        """See `GenerateStrategy`."""
         return self._version
 
     async def activity(self) -> EngineActivity:
@@ -309,12 +298,10 @@ class HfGenerate:
             )
 
     async def onload(self, whole: bool) -> None:
-        """See `GenerateStrategy`."""
         with readable_memory_errors(self._rank, "returning to the device"):
             await asyncio.to_thread(self._offload.onload)
 
     async def close(self) -> None:
-        """See `GenerateStrategy`."""
         self._reader.close()
         del self._model, self._base
 

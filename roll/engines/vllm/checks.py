@@ -23,11 +23,7 @@ CPU_HEADS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def vllm_faults(
     engine: VllmConfig, name: str, role: RoleConfig, config: Config, shape: ModelShape | None
 ) -> Iterator[Fault]:
-    """Yield faults of a role on vLLM.
-
-    Args:
-        shape: The shape of a model on this machine. Other models are checked when they are loaded.
-    """
+    """Yield faults of a role on vLLM. `shape` is that of a model here; others are checked when they are loaded."""
     where = f"{name}.strategy_args.strategy_config"
     yield from _sizes(engine, where, config)
     for key, value in engine.engine_args.items():
@@ -54,10 +50,7 @@ def missing_in_vllm(name: str, role: RoleConfig, shape: ModelShape | None) -> It
     on_cpu = shape if role.device_mapping is None else None
     if on_cpu and not on_cpu.latent_attention and on_cpu.head_dim not in CPU_HEADS:  # latent attention: other kernel
         sizes = ", ".join(map(str, CPU_HEADS))
-        problem = (
-            f"vllm, but its attention on the CPU has no kernel for heads of size {on_cpu.head_dim}; it has them for "
-            f"{sizes}"
-        )
+        problem = f"vllm, but on the CPU it has no kernel for heads of size {on_cpu.head_dim}; it has them for {sizes}"
         yield Fault(
             where, problem, "use hf_infer, a GPU (device_mapping), or a model with other heads", "not_supported"
         )
@@ -106,10 +99,7 @@ def _adapter(engine: VllmConfig, where: str, config: RlvrConfig, shape: ModelSha
 def _hybrid_on_cpu(engine: VllmConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
     """Yield faults of settings that vLLM's CPU backend does not support for gated-delta layers."""
     if engine.enable_prefix_caching:
-        problem = (
-            "true, but vLLM caches prefixes of a hybrid model only with chunked prefill, which it does not do on "
-            "the CPU"
-        )
+        problem = "true, but vLLM caches a hybrid's prefixes only with chunked prefill, which the CPU lacks"
         yield Fault(f"{where}.enable_prefix_caching", problem, "set it to false", "not_supported")
     if role.model_args.dtype != "bf16":
         problem = f"{role.model_args.dtype}, but on the CPU vLLM's kernel for the delta rule only supports bf16"

@@ -130,7 +130,6 @@ class VllmStrategyConfig(StrategyConfig):
 
     @property
     def traits(self) -> BackendTraits:
-        """See `StrategyConfig`."""
         engine = self.strategy_config
         return BackendTraits(
             devices_per_rank=engine.tensor_parallel_size,

@@ -195,7 +195,6 @@ class VllmGenerate:
         self._counts = StepCounts()
 
     async def start(self) -> None:
-        """See `GenerateStrategy`."""
         settings = self._settings
         arguments = engine_arguments(settings, self._rank.device) | {
             # Otherwise the model's own generation_config would change the sampling.
@@ -296,7 +295,6 @@ class VllmGenerate:
             self._is_paused = True
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        """See `GenerateStrategy`."""
         await _finished(
             self._engine.init_weight_transfer_engine(
                 WeightTransferInitRequest(init_info=route_as_plain(route, rendezvous))
@@ -304,14 +302,12 @@ class VllmGenerate:
         )
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
-        """See `GenerateStrategy`."""
         if not self._update_is_open:
             await _finished(self._engine.start_weight_update())
             self._update_is_open = True
         await _finished(self._engine.update_weights(WeightTransferUpdateRequest(update_info=bucket_as_plain(bucket))))
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """See `GenerateStrategy`."""
         with adapter.folder() as folder:
             await _finished(self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True)))
             if ADAPTER_ID not in await self._engine.list_loras():
@@ -320,7 +316,6 @@ class VllmGenerate:
             self._adapter = LoRARequest("policy", ADAPTER_ID, str(folder))
 
     async def resume(self, policy_version: int) -> None:
-        """See `GenerateStrategy`."""
         if self._update_is_open:
             await _finished(self._engine.finish_weight_update())
             self._update_is_open = False
@@ -334,11 +329,9 @@ class VllmGenerate:
             self._may_generate.set()
 
     async def policy_version(self) -> int:
-        """See `GenerateStrategy`."""
         return self._version
 
     async def activity(self) -> EngineActivity:
-        """See `GenerateStrategy`."""
         return self._counts.reset(self._may_generate.reset_busy_seconds(), tokens_in_flight(self._engine))
 
     async def cause_of_death(self) -> str | None:
@@ -382,7 +375,6 @@ class VllmGenerate:
             self._asleep = tuple(part for part in self._asleep if part not in waking)
 
     async def close(self) -> None:
-        """See `GenerateStrategy`."""
         self._engine.shutdown()
         del self._engine
 
@@ -406,11 +398,7 @@ def completion(sample: CompletionOutput, text: str) -> Completion:
 
 
 async def _finished(step: Awaitable[object]) -> None:
-    """Wait for a step of a weight update. vLLM reports errors of its workers as a plain `Exception`.
-
-    Raises:
-        WeightSyncError: the step failed.
-    """
+    """Wait for a step of a weight update. Raises WeightSyncError for vLLM's plain `Exception` of its workers."""
     try:
         await step
     except Exception as error:
@@ -427,7 +415,6 @@ class VllmReward:
         self._is_asleep = False
 
     async def start(self) -> None:
-        """See `RewardStrategy`."""
         settings = self._settings
         check_reward_model(settings.model_path, settings.model_args)
         arguments = engine_arguments(settings, self._rank.device)
@@ -437,7 +424,6 @@ class VllmReward:
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:
-        """See `RewardStrategy`."""
         return list(await asyncio.gather(*map(self._score, sequences)))
 
     async def _score(self, token_ids: Ints) -> float:
@@ -460,13 +446,11 @@ class VllmReward:
             self._is_asleep = True
 
     async def onload(self) -> None:
-        """See `RewardStrategy`."""
         if self._is_asleep:
             await self._engine.wake_up()
             self._is_asleep = False
         self._may_score.set()
 
     async def close(self) -> None:
-        """See `RewardStrategy`."""
         self._engine.shutdown()
         del self._engine

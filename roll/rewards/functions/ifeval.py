@@ -70,11 +70,7 @@ def ifeval(
 
 
 def instructions_of(row: Mapping[str, Any]) -> list[RequestedRule]:
-    """Return the instructions of a row.
-
-    Raises:
-        ValueError: see `ifeval`.
-    """
+    """Return the instructions of a row. Raises ValueError, see `ifeval`."""
     if row.get(IDS[0]) is not None:
         if row.get("ground_truth") not in (None, ""):
             raise ValueError(f"the row has both '{IDS[0]}' and 'ground_truth'; which of them is meant?")

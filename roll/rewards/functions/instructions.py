@@ -56,11 +56,7 @@ but data sets that use its checks do.
 
 
 def holds(count: int, quantifier: str, number: int) -> bool:
-    """Return whether a count has the relation `quantifier` to the number.
-
-    Raises:
-        ValueError: the quantifier is unknown.
-    """
+    """Return whether a count has the relation `quantifier` to the number. Raises ValueError for an unknown one."""
     match quantifier.strip().lower():
         case "at least":
             return count >= number

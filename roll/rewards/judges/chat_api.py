@@ -51,11 +51,6 @@ def wait_seconds(attempt: int, after: float | None, random: Random) -> float:
     return min(LONGEST_WAIT, max(longest * random.uniform(0.5, 1.0), after or 0.0))
 
 
-def longest_wait(retries: int) -> float:
-    """Return the largest total wait between `retries + 1` attempts, in seconds."""
-    return retries * LONGEST_WAIT
-
-
 def parse_chat_response(
     status: int, headers: Mapping[str, str], body: bytes, now: datetime | None = None
 ) -> JudgeReply | Refusal:
@@ -155,7 +150,7 @@ class ApiModel:
     @property
     def longest_seconds(self) -> float:
         """Return the largest number of seconds from the first attempt of a request to its reply or failure."""
-        return (self.retries + 1) * self.seconds + longest_wait(self.retries)
+        return (self.retries + 1) * self.seconds + self.retries * LONGEST_WAIT
 
     def body(self, message: str) -> dict[str, Any]:
         """Return the JSON body of a request with one user message. Optional fields are sent only if not default."""

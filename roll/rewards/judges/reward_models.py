@@ -94,7 +94,6 @@ class ApiJudge:
         self._waiting = 0
 
     async def ask(self, message: str) -> JudgeReply:
-        """See `Chat`."""
         self._waiting += 1
         try:
             turns = -(-self._waiting // self._model.concurrency)
@@ -131,7 +130,6 @@ class EngineJudge:
         self._encodes = asyncio.Lock()  # tokenizers are not thread-safe
 
     async def ask(self, message: str) -> JudgeReply:
-        """See `Chat`."""
         async with self._encodes:
             token_ids = await asyncio.to_thread(self._encode, message)
         if len(token_ids) + self._sampling.max_new_tokens > self._context:

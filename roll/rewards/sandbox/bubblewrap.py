@@ -147,12 +147,8 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     mounts = [word for place, target in links.items() for word in ("--symlink", target, place)]
     for place in sorted(made):
         if not any(Path(place).is_relative_to(link) for link in links):
-            mounts += [
-                "--perms",
-                "0755",
-                "--dir",
-                place,
-            ]  # by default, only root can enter folders that bubblewrap creates as root
+            # By default, only root can enter folders that bubblewrap creates as root.
+            mounts += ["--perms", "0755", "--dir", place]
     for source, place in bound:
         mounts += ["--ro-bind", source, place]
     for path in interpreter.hidden:

@@ -120,6 +120,19 @@ def run_program(job: Job, limits: ProgramLimits, interpreter: Interpreter, sandb
         yield Outcome(CaseEnd.WALL_TIME, 0.0, b"", "not run: the program reached its wall-clock limit")
 
 
+def _for_supervisor(limits: ProgramLimits) -> dict[str, Any]:
+    return {
+        "cpu_seconds": limits.cpu_seconds,
+        "wall_seconds": limits.wall_seconds,
+        "memory_bytes": limits.memory_mib * MIB,
+        "file_bytes": limits.disk_mib * MIB,
+        "output_bytes": limits.output_mib * MIB,
+        "open_files": OPEN_FILES,
+        "threads": THREADS,
+        "stack_bytes": STACK_BYTES,
+    }
+
+
 @cache
 def ready(interpreter: Interpreter, sandboxed: bool) -> None:
     """Check that the sandbox can run a small program. Only the first call for an interpreter runs it.
@@ -139,19 +152,6 @@ def ready(interpreter: Interpreter, sandboxed: bool) -> None:
         raise SandboxUnavailable(
             f"a program that prints 42 printed {outcomes[0].output[:80]!r}: {outcomes[0].note}; {REMEDY}"
         )
-
-
-def _for_supervisor(limits: ProgramLimits) -> dict[str, Any]:
-    return {
-        "cpu_seconds": limits.cpu_seconds,
-        "wall_seconds": limits.wall_seconds,
-        "memory_bytes": limits.memory_mib * MIB,
-        "file_bytes": limits.disk_mib * MIB,
-        "output_bytes": limits.output_mib * MIB,
-        "open_files": OPEN_FILES,
-        "threads": THREADS,
-        "stack_bytes": STACK_BYTES,
-    }
 
 
 def _file(described: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> int:

@@ -69,7 +69,6 @@ class FileEntry:
     """One file of a checkpoint."""
 
     bytes: int
-    """Size of the file in bytes."""
     xxh3: str
     """128-bit XXH3 of the contents, in hexadecimal."""
 

@@ -131,7 +131,7 @@ class CheckpointStore:
             return self.newest_verified("set resume_from_checkpoint=never to start over")
         path = Path(resume)
         if not (path / MANIFEST).is_file():
-            raise ConfigError([_no_checkpoint(path, self.latest())])
+            raise ConfigError(_no_checkpoint(path, self.latest()))
         verify_checkpoint(path)
         return path
 

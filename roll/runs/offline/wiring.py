@@ -85,10 +85,7 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     def prepare(data_args: DataConfig, number: int) -> ExampleSet:
         part = RowRange(config.data_split, number, config.seed) if config.data_split else None
         rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part, embedded=embedded)
-        longer = (
-            f"the prompt is longer than prompt_length {limits.prompt} or a response than response_length "
-            f"{limits.response}"
-        )
+        longer = f"its prompt exceeds prompt_length {limits.prompt} or a response response_length {limits.response}"
         warn_of_rows(rows.too_long, f"were left out: {longer}")
         warn_of_rows(rows.wordless, f"were left out: {WORDLESS}")
         warn_of_rows(rows.alike, "teach no preference: the chosen and the rejected response are the same")
@@ -134,7 +131,6 @@ class OfflinePipeline:
     make_batch: MakeBatch
     report: Report
     load: ModelLoader = load_policy
-    """Loads the learner's model."""
     other_model: Callable[[Plan, Roles, ActorTrain], OtherModel | None] = no_other_model
     """Requests and returns the reference or the teacher, if the pipeline has one."""
 
@@ -149,7 +145,6 @@ class StartedRoles:
 
     phases: DevicePhases
     role: str
-    """The role that learns."""
     trainer: ActorTrain
     other: OtherModel | None
     part: Callable[[str], AbstractContextManager[None]] = untimed
@@ -190,7 +185,6 @@ class OfflineValidation:
     """Times the whole as `evaluate`; see `Meter.part`."""
 
     async def after(self, step: int) -> Metrics:
-        """See `Validation`."""
         if step % self.every and step != self.last_step:
             return {}
         with self.part("evaluate"):
@@ -257,11 +251,7 @@ async def _loop(
 
 
 def prepare_sft(config: SftConfig) -> PreparedRun:
-    """Check the model's files and prepare all examples. Return the loop, ready to run.
-
-    Raises:
-        BadInput: the model or the data cannot be used.
-    """
+    """Check the model's files and prepare all examples; return the loop. Raises BadInput if one cannot be used."""
     kind = "turns" if config.loss_on == "assistant" else "responses"
     rows = prepare_rows(config, kind, learn_all=config.loss_on == "all")
     return OfflinePipeline(rows, sft_batch, sft_metrics).prepared(config)
@@ -279,11 +269,7 @@ def sft_metrics(name: str, metrics: Metrics) -> Metrics:
 
 
 def prepare_dpo(config: DpoConfig) -> PreparedRun:
-    """Check the models' files and prepare all rows. Return the loop, ready to run.
-
-    Raises:
-        BadInput: a model or the data cannot be used.
-    """
+    """Check the models' files and prepare all rows; return the loop. Raises BadInput if one cannot be used."""
     if config.reference:
         check_same_tokens(config, config.actor_train.model_args, config.reference.model_args, "reference")
     rows = prepare_rows(config, config.preference_loss.traits.rows)
@@ -345,11 +331,7 @@ def dpo_metrics(name: str, metrics: Metrics) -> Metrics:
 
 
 def prepare_reward_model(config: RewardModelConfig) -> PreparedRun:
-    """Check the model's files and prepare all pairs. Return the loop, ready to run.
-
-    Raises:
-        BadInput: the model or the data cannot be used.
-    """
+    """Check the model's files and prepare all pairs; return the loop. Raises BadInput if one cannot be used."""
     rows = prepare_rows(config, "pairs")
     model_args = config.reward_train.model_args
     pad = pad_token(model_path(config, model_args), model_args)
@@ -379,11 +361,7 @@ def reward_model_metrics(name: str, metrics: Metrics) -> Metrics:
 
 
 def prepare_distill(config: DistillConfig) -> PreparedRun:
-    """Check the models' files, compare their vocabularies and prepare all examples. Return the loop, ready to run.
-
-    Raises:
-        BadInput: a model or the data cannot be used.
-    """
+    """Check files and vocabularies of the models, and prepare all examples; return the loop. Raises BadInput."""
     check_same_tokens(config, config.student.model_args, config.teacher.model_args, "teacher")
     ends = teaching(config, config.student.model_args, [config.teacher.model_args])
     rows = prepare_rows(config, "responses")

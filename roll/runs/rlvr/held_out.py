@@ -44,7 +44,6 @@ class HeldOutInputs:
     """Data and models, checked before anything starts."""
 
     held_out: Mapping[str, Prompts]
-    """Held-out sets by name."""
     ends: Mapping[str, EndOfTurn]
     """What ends a response, by held-out set."""
     renderer: ChatRenderer | None
@@ -83,17 +82,14 @@ class Observed:
 
     sampler: GroupSampler
     name: str
-    """Name of the set."""
     finished: Callable[[str, RolloutGroup], None]
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
-        """See `GroupSampler`."""
         group = await self.sampler.sample(prompt, seed)
         self.finished(self.name, group)
         return group
 
     def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
-        """See `GroupSampler`."""
         return self.sampler.yields(prompt, episodes, baseline)
 
 

@@ -144,7 +144,6 @@ class Reported:
     """Called with the number of responses that are about to be scored."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
-        """See `Scorer`."""
         if self.answered is not None:
             self.answered(len(responses))
         results = await self.scorer.score(prompt, responses)
@@ -152,11 +151,9 @@ class Reported:
         return results
 
     def compares(self, prompt: Prompt) -> bool:
-        """See `Scorer`."""
         return self.scorer.compares(prompt)
 
     def combined(self, prompt: Prompt, results: Sequence[RewardResult]) -> Sequence[RewardResult]:
-        """See `Scorer`."""
         return self.scorer.combined(prompt, results)
 
 

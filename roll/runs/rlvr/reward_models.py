@@ -156,11 +156,7 @@ def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
 
 
 def judge_encoder(config: RlvrConfig, domain: str, role: RewardModelRole) -> Callable[[str], Ints]:
-    """Return a function that encodes a user message as the judge's tokens.
-
-    Raises:
-        DataError: the tokenizer cannot be read, or the template refuses a user message.
-    """
+    """Return a function from a user message to the judge's tokens. Raises DataError if they cannot be encoded."""
     encode = with_chat_model(config, domain, role, message_encoder)
     with template_faults(domain, config.rewards[domain].template):
         encode("?")
@@ -186,16 +182,12 @@ def with_chat_model(
 
 @contextmanager
 def template_faults(domain: str, template: str) -> Iterator[None]:
-    """A context that turns a ValueError about a domain's template into a fault of the key `template`.
-
-    Raises:
-        DataError: the template cannot be used.
-    """
+    """A context that turns a ValueError about a domain's template into a DataError for the key `template`."""
     try:
         yield
     except ValueError as error:
         raise DataError(
-            [Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template), "unfit")]
+            Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template), "unfit")
         ) from error
 
 

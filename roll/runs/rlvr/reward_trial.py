@@ -81,7 +81,7 @@ def check_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
     found = run_in_loop(partial(try_rewards, sections, tried, config.deadlines.start))
     if bad_rows or found.faults:
         kind = BadInput if bad_rows and found.faults else DataError if bad_rows else ConfigError
-        raise kind([*found.faults, *bad_rows])
+        raise kind(*found.faults, *bad_rows)
     bars = bars_by_domain(config, found.bars)
     for line in bar_notices(config, bars) if config.validation and config.eval_steps else ():
         LOG.warning("%s", line)
@@ -89,11 +89,7 @@ def check_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
 
 
 def bars_by_domain(config: RlvrConfig, of_functions: Mapping[str, Bars]) -> dict[str, Bars]:
-    """Return when a response passes, for every domain of a run.
-
-    Args:
-        of_functions: the bars of the domains that reward functions score.
-    """
+    """Return when a response passes, for every domain of a run. `of_functions` are the bars of reward functions."""
     bars = dict(of_functions)
     for domain, section in config.rewards.items():
         if kind := model_reward(domain, section):
@@ -184,7 +180,7 @@ def check_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets:
     problem = partial(_problem, renderer, config.prompt_length)
     faults = run_in_loop(partial(try_environments, sections, rows, config.deadlines.start, problem))
     if faults := [*faults, *agent_faults(sections, config.deadlines.start)]:
-        raise ConfigError(faults)
+        raise ConfigError(*faults)
 
 
 def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
@@ -239,7 +235,6 @@ class RowProblem:
     index: int
     """Index of the row among those of its domain."""
     reward: str
-    """Name of the reward."""
     problem: str
 
 
@@ -491,12 +486,7 @@ async def _environment_faults(
 
 
 def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> Iterator[Fault]:
-    """Yield the faults of all agents.
-
-    Args:
-        sections: configuration of the environments, by domain.
-        seconds: deadline for the import of a function's module.
-    """
+    """Yield the faults of all agents. `sections` are by domain, `seconds` is the deadline for a module's import."""
     for domain, section in sections.items():
         if section.agent is None:
             continue

@@ -99,7 +99,6 @@ class Inputs:
 
     training: Prompts
     held_out: Mapping[str, Prompts]
-    """Held-out sets by name."""
     end: EndOfTurn
     """What ends a response to a training prompt."""
     held_out_ends: Mapping[str, EndOfTurn]
@@ -193,7 +192,7 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
             f"{embedded - 1}"
         )
         raise DataError(
-            [Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY, "out_of_range")]
+            Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY, "out_of_range")
         )
     return found
 
@@ -205,11 +204,7 @@ def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> i
 
 
 def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prompts]:
-    """Return the prompts of every held-out set by name.
-
-    Raises:
-        DataError: rows cannot be used.
-    """
+    """Return the prompts of every held-out set by name. Raises DataError if rows cannot be used."""
     sets = config.validation.named_sets() if config.validation else {}
     rows = held_out_rows(config)
     return {name: prompts_of(config, tokenizer, rows[name], one.rows, FIRST_HELD_OUT) for name, one in sets.items()}

@@ -78,11 +78,7 @@ def render(page: Page) -> str:
 
 
 def write_page(path: Path, page: Page) -> Path:
-    """Write a page atomically and return its path.
-
-    Raises:
-        OSError: the page cannot be written. A previous page stays in place.
-    """
+    """Write a page atomically and return its path. Raises OSError, with a previous page in place."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(render(page), encoding="utf-8", errors="backslashreplace")

@@ -66,17 +66,13 @@ class RunRecord:
 
 
 def read_records(folder: Path) -> RunRecord:
-    """Return the records of the run in `folder`.
-
-    Raises:
-        DataError: the folder has no metrics, or its configuration cannot be read.
-    """
+    """Return the records of the run in `folder`. Raises DataError without metrics or a readable configuration."""
     path = folder / METRICS_FILE
     if not path.is_file():
-        raise DataError([Fault(str(path), "there is no such file", FINISHED_A_STEP, "not_found")])
+        raise DataError(Fault(str(path), "there is no such file", FINISHED_A_STEP, "not_found"))
     rows, unreadable = read_lines(path)
     if not rows:
-        raise DataError([Fault(str(path), "it holds no metrics", FINISHED_A_STEP, "empty")])
+        raise DataError(Fault(str(path), "it holds no metrics", FINISHED_A_STEP, "empty"))
     text, keys = _configuration(folder / "config.yaml")
     notices, lost = _notices(folder / NOTICES_FILE)
     return RunRecord(folder, rows, unreadable + lost, text, keys, read_end(folder), read_starts(folder), notices)
@@ -101,14 +97,12 @@ def _configuration(path: Path) -> tuple[str, Mapping[str, Any]]:
         keys = str(error).replace("\n", " ")
     if not isinstance(keys, dict):
         raise DataError(
-            [
-                Fault(
-                    str(path),
-                    f"it is not a block of keys: {keys}",
-                    "remove the file; the page is then written without the configuration",
-                    "wrong_type",
-                )
-            ]
+            Fault(
+                str(path),
+                f"it is not a block of keys: {keys}",
+                "remove the file; the page is then written without the configuration",
+                "wrong_type",
+            )
         )
     return text, keys
 

@@ -93,11 +93,7 @@ REMOVED = ("onebit_adam", "zero_one_adam", "onebit_lamb")
 def train_faults(
     settings: DeepSpeedConfig, name: str, role: RoleConfig, config: Config, shape: ModelShape | None
 ) -> Iterator[Fault]:
-    """Yield faults of a role that is trained.
-
-    Args:
-        shape: The shape of a model on this machine. Other models are checked when they are loaded.
-    """
+    """Yield faults of a trained role. `shape` is that of a model here; others are checked when they are loaded."""
     assert isinstance(role, LearnerConfig)
     where = f"{name}.strategy_args.strategy_config"
     yield from _shared_faults(settings, where, name, role)
@@ -164,10 +160,7 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
             "not_supported",
         )
     if (zero.model_extra or {}).get("overlap_comm") is True and zero.stage < 2:
-        problem = (
-            f"true, but on stage {zero.stage} gradients are reduced once per update, when there is no computation to "
-            f"overlap with"
-        )
+        problem = f"true, but on stage {zero.stage} gradients are reduced once per update, with nothing to overlap"
         yield Fault(f"{where}.overlap_comm", problem, "use stage 2 or 3, or remove this key", "no_effect")
     if (zero.model_extra or {}).get("compute_grad_norm") is False:
         problem = "false, but roll needs the norm to detect non-finite gradients"
@@ -177,10 +170,7 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
             yield from _offload(offload, f"{where}.{key}", zero.stage)
     if zero.offload_optimizer and zero.offload_optimizer.ratio not in (None, 1.0):
         ratio = zero.offload_optimizer.ratio
-        problem = (
-            f"{ratio}, but DeepSpeed does not apply the learning rate schedule to the part of the optimizer that "
-            f"stays on the GPU"
-        )
+        problem = f"{ratio}, but the schedule does not apply to the part of the optimizer that stays on the GPU"
         yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it", "not_supported")
 
 
@@ -236,10 +226,7 @@ def _plus_plus(settings: DeepSpeedConfig, where: str, role: RoleConfig) -> Itera
         problem = f"{size}, but stage {zero.stage} does not shard weights"
         yield Fault(f"{where}.zero_hpz_partition_size", problem, "use stage 3, or remove this key", "not_supported")
     elif count % size:
-        problem = (
-            f"{size} ranks would share a second copy of the weights, but the role's {count} rank(s) are not a multiple "
-            f"of {size}"
-        )
+        problem = f"{size} ranks would share a second copy, but the role has {count} rank(s), no multiple of it"
         yield Fault(
             f"{where}.zero_hpz_partition_size",
             problem,
@@ -260,10 +247,7 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
             )
         elif key not in (ON_HOST, PARTITIONS):
             if value:
-                problem = (
-                    f"{value!r}, but torch recomputes the layers, so only {ON_HOST} and {PARTITIONS} have an effect "
-                    f"in this block"
-                )
+                problem = f"{value!r}, but only {ON_HOST} and {PARTITIONS} have an effect in this block"
                 yield Fault(
                     f"{where}.{key}", problem, f"remove it; {wish} sets which layers are recomputed", "no_effect"
                 )
@@ -339,10 +323,7 @@ def _sequence_parallel(size: int, where: str, name: str, role: RoleConfig, shape
     where = f"{where}.sequence_parallel_size"
     yield from _uneven_replicas(where, name, role, size)
     if shape and shape.delta and size > 1:
-        problem = (
-            f"{size}, but {shape.delta.layers} of the model's {shape.num_hidden_layers} layers pass states from "
-            f"token to token"
-        )
+        problem = f"{size}, but {shape.delta.layers} of the model's {shape.num_hidden_layers} layers pass states on"
         remedy = "remove it; to save memory, lower max_tokens_per_microbatch, or set gradient_checkpointing to all"
         yield Fault(where, problem, remedy, "not_supported")
     elif shape and (why := uneven_heads(shape.num_attention_heads, shape.num_key_value_heads, size)):
@@ -400,10 +381,7 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
         )
         yield Fault(where, problem, remedy, "not_supported")
     if settings.sequence_parallel_size > 1:
-        problem = (
-            f"{size}, but sequence_parallel_size is {settings.sequence_parallel_size}, and both would use the same "
-            f"neighbouring ranks"
-        )
+        problem = f"{size}, but sequence_parallel_size {settings.sequence_parallel_size} uses the same ranks"
         yield Fault(where, problem, "set only one of the two", "exclusive")
     yield from _uneven_replicas(where, name, role, size)
 
@@ -497,10 +475,7 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     least = given.get(key, LR_END if kind == "polynomial" else None)
     if isinstance(least, int | float) and key in SCHEDULES[kind]:
         if arguments.lora_learning_rate is not None and key == "min_lr":
-            problem = (
-                f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, to which "
-                f"this bound does not apply"
-            )
+            problem = f"{least:g}, but it does not bound the lora_learning_rate {arguments.lora_learning_rate:g}"
             yield Fault(
                 f"{where}.lr_scheduler_kwargs.min_lr",
                 problem,
@@ -534,20 +509,14 @@ def _router_loss(name: str, role: LearnerConfig, shape: ModelShape | None) -> It
         problem = f"{coefficient:g}, but dtype is fp16, whose loss scale is not applied to the routers' loss"
         yield Fault(where, problem, f"set {name}.model_args.dtype to bf16, or remove this key", "not_supported")
     if (size := role.strategy_args.traits.sequence_parallel) > 1:
-        problem = (
-            f"{coefficient:g}, but sequence_parallel_size is {size}: each rank sees the routing of only a part of "
-            f"the tokens"
-        )
+        problem = f"{coefficient:g}, but sequence_parallel_size is {size}: a rank sees only a part of the routing"
         yield Fault(where, problem, "set only one of the two", "exclusive")
 
 
 def _expert_dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterator[Fault]:
     given = role.model_args
     if shape and shape.experts and given.lora_target == "all-linear" and given.lora_dropout:
-        problem = (
-            f"{given.lora_dropout:g}, but lora_target all-linear adapts fused experts and routers, where PEFT has no "
-            f"dropout"
-        )
+        problem = f"{given.lora_dropout:g}, but lora_target all-linear adapts experts, where PEFT has no dropout"
         yield Fault(
             f"{name}.model_args.lora_dropout",
             problem,

@@ -94,11 +94,7 @@ def nothing_runs(folder: Path) -> Iterator[None]:
 
 
 def load(file: Path, mapped: bool = False) -> Any:
-    """Load a file of a checkpoint into host memory. With `mapped`, tensors stay on disk until they are used.
-
-    Raises:
-        CheckpointError: see `nothing_runs`.
-    """
+    """Load a checkpoint's file into host memory, or `mapped` on disk. Raises CheckpointError, see `nothing_runs`."""
     with nothing_runs(file):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
 

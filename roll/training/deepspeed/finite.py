@@ -85,11 +85,7 @@ class FiniteWatch:
         self._sums.clear()
 
     def settle(self, skipped: bool) -> None:
-        """Record the end of the update. All ranks must call it with the same `skipped`.
-
-        Raises:
-            NonFiniteError: `max_consecutive` updates in a row were skipped.
-        """
+        """Record the end of the update, on all ranks with the same `skipped`. Raises NonFiniteError for too many."""
         seen, self._seen = self._seen, []
         if not skipped:
             self._applied += [torch.isfinite(each.values).all() for each in seen]
@@ -106,11 +102,7 @@ class FiniteWatch:
             raise NonFiniteError(f"{self._in_a_row} updates in a row were skipped; the first because {self._first}")
 
     def check(self) -> None:
-        """Check that all applied updates were finite. Waits for the device.
-
-        Raises:
-            NonFiniteError: a non-finite update was applied.
-        """
+        """Check that all applied updates were finite, and wait for the device. Raises NonFiniteError if not."""
         applied, self._applied = self._applied, []
         if applied and not bool(torch.stack(applied).all()):
             raise NonFiniteError(

@@ -61,7 +61,6 @@ class DeepSpeedScore(PackedScore):
         return policy
 
     def close(self) -> None:
-        """See `ScoreStrategy`."""
         self._engine.destroy()
         self._held.close()
         torch.distributed.destroy_process_group()

@@ -252,7 +252,6 @@ class ShardedScoreSettings:
     deepspeed: DeepSpeedConfig
     wrap: ModelWrapper
     deterministic: bool = False
-    """See `TrainSettings.deterministic`."""
 
     def build(self, rank: Rank) -> TeachStrategy:
         """See `Settings`."""
@@ -274,7 +273,6 @@ class DeepSpeedInferStrategyConfig(StrategyConfig):
 
     @property
     def traits(self) -> BackendTraits:
-        """See `StrategyConfig`."""
         return BackendTraits(
             batches_by_tokens=True,
             own_kernels=False,
@@ -301,7 +299,6 @@ class DeepSpeedTrainStrategyConfig(StrategyConfig):
 
     @property
     def traits(self) -> BackendTraits:
-        """See `StrategyConfig`."""
         return BackendTraits(
             batches_by_tokens=True,
             own_kernels=False,

@@ -71,18 +71,16 @@ def _check(paths: dict[str, Path], rank: Rank) -> None:
         if not os.access(path, os.W_OK | os.X_OK) or not path.is_dir()
     ]
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(*faults)
     if not AsyncIOBuilder().is_compatible():
         problem = "offloading to NVMe needs libaio with its headers, which is not installed"
         raise ConfigError(
-            [
-                Fault(
-                    zero,
-                    problem,
-                    "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu",
-                    "not_installed",
-                )
-            ]
+            Fault(
+                zero,
+                problem,
+                "install libaio-dev (Debian) or libaio-devel (Red Hat), or offload to cpu",
+                "not_installed",
+            )
         )
 
 
@@ -251,11 +249,7 @@ class Place:
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
-    """Build the optimizer selected by `training_args.optimizer`.
-
-    Raises:
-        ConfigError: the optimizer needs a GPU or a package that is not available.
-    """
+    """Build the optimizer of `training_args.optimizer`. Raises ConfigError without its GPU or its package."""
     return OPTIMIZERS[training.optimizer](model, training, place)
 
 
@@ -277,12 +271,12 @@ def _adamw_8bit(model: nn.Module, training: TrainingConfig, place: Place) -> Opt
     where = f"{place.rank.role}.training_args.optimizer"
     if place.rank.device != "cuda" or place.offloaded:
         problem = "'adamw_8bit' keeps its states on a GPU, but here they would be in host memory"
-        raise ConfigError([Fault(where, problem, "use adamw, or a GPU without offload_optimizer", "not_supported")])
+        raise ConfigError(Fault(where, problem, "use adamw, or a GPU without offload_optimizer", "not_supported"))
     try:
         from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         problem = f"'adamw_8bit' needs the package bitsandbytes, which cannot be imported: {error}"
-        raise ConfigError([Fault(where, problem, "pip install bitsandbytes, or use adamw", "not_installed")]) from error
+        raise ConfigError(Fault(where, problem, "pip install bitsandbytes, or use adamw", "not_installed")) from error
     betas = (training.adam_beta1, training.adam_beta2)
     kind = place.kind(AdamW8bit)
     return kind(parameter_groups(model, training), lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
@@ -373,11 +367,7 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
     if why := not_shared_out(causal.config, size):
         where = f"{rank.role}.strategy_args.strategy_config.sequence_parallel_size"
         raise ConfigError(
-            [
-                Fault(
-                    where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported"
-                )
-            ]
+            Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported")
         )
     group, _ = torch.distributed.new_subgroups(size, timeout=timedelta(seconds=rank.timeout))
     assert isinstance(group, torch.distributed.ProcessGroup), (

@@ -231,7 +231,7 @@ def router_balance(training: TrainingConfig, causal: PreTrainedModel, rank: Rank
     problem = (
         f"{coefficient:g}, but the model ({causal.config.model_type}) has no routers that choose experts by a softmax"
     )
-    raise ConfigError([Fault(where, problem, "remove it", "no_effect")])
+    raise ConfigError(Fault(where, problem, "remove it", "no_effect"))
 
 
 RESERVE = 0.05
@@ -415,7 +415,6 @@ class DeepSpeedTrain:
     def train_step(
         self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
     ) -> TrainStepResult:
-        """See `TrainStrategy`."""
         self._engine.train()
         sums, role, metric_prefix = MetricSums(), self._rank.role, loss.metric_prefix
         scalars: Metrics = {f"{metric_prefix}/skipped_updates": 0.0}
@@ -431,9 +430,8 @@ class DeepSpeedTrain:
                 self._accumulate(
                     micro_batches, lambda part, version=version: self._loss(part, loss, temperature, sums, version)
                 )
-                scalars[f"{metric_prefix}/lr"] = float(
-                    self._engine.get_lr()[0]
-                )  # read before `step`, which sets the next update's rate
+                # Read before `step`, which sets the next update's rate.
+                scalars[f"{metric_prefix}/lr"] = float(self._engine.get_lr()[0])
                 self._engine.step()
                 skipped = self._engine.skipped_steps - skipped
                 scalars[f"{metric_prefix}/skipped_updates"] += skipped
@@ -512,7 +510,6 @@ class DeepSpeedTrain:
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch], loss: Loss, temperature: float) -> TrainStepResult:
-        """See `TrainStrategy`."""
         self._engine.eval()
         sums = MetricSums()
         with readable_memory_errors(self._rank, "evaluating", FEWER_TOKENS):
@@ -522,7 +519,6 @@ class DeepSpeedTrain:
 
     @torch.no_grad()
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
-        """See `TrainStrategy`."""
         self._engine.eval()
         adapter_state = nullcontext() if adapter or not self._is_lora else self._model.model.disable_adapter()  # pyright: ignore[reportCallIssue]
         with adapter_state:
@@ -530,12 +526,10 @@ class DeepSpeedTrain:
 
     @torch.no_grad()
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """See `TrainStrategy`."""
         self._engine.eval()
         return score(self._engine, micro_batches, 1.0, self._rank, self._over)
 
     def tensors(self, adapter: bool) -> list[TensorSpec]:
-        """See `TrainStrategy`."""
         return self._weights.adapter_specs() if adapter else self._weights.model_specs()
 
     @contextmanager
@@ -547,11 +541,9 @@ class DeepSpeedTrain:
             yield view.adapter_tensors(names) if adapter else view.model_tensors(names)
 
     def adapter_config(self) -> str:
-        """See `TrainStrategy`."""
         return adapter_config(self._model.model)
 
     def save(self, folder: Path) -> None:
-        """See `TrainStrategy`."""
         # `save_latest` writes the file `latest` with the tag, which DeepSpeed's script zero_to_fp32.py in the same
         # folder reads.
         self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=True, exclude_frozen_parameters=self._is_lora)
@@ -561,7 +553,6 @@ class DeepSpeedTrain:
         torch.save(states, random_file(folder, self._rank.rank))
 
     def load(self, folder: Path) -> None:
-        """See `TrainStrategy`."""
         if not load_states(self._engine, folder, self._rank.world_size, strict=not self._is_lora):
             return
         states = load(random_file(folder, self._rank.rank))
@@ -603,12 +594,10 @@ class DeepSpeedTrain:
         self._offload.offload(tensors_in(*held, vars(self._engine.optimizer)))
 
     def onload(self) -> None:
-        """See `TrainStrategy`."""
         with readable_memory_errors(self._rank, "returning to the device"):
             self._offload.onload()
 
     def close(self) -> None:
-        """See `TrainStrategy`."""
         self._engine.destroy()
         self._held.close()
         if torch.distributed.is_initialized():

@@ -41,11 +41,7 @@ def set_tensor_plan(model: PackedModel, size: int, rank: Rank) -> None:
     if why := _no_plan(config.base_model_tp_plan, config.model_type) or uneven_layers(shape_of(config.to_dict()), size):
         where = f"{rank.role}.strategy_args.strategy_config.tensor_parallel.autotp_size"
         raise ConfigError(
-            [
-                Fault(
-                    where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported"
-                )
-            ]
+            Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported")
         )
     vars(model)["config"] = config
 
@@ -66,9 +62,8 @@ def whole_weights(engine: Any, model: PreTrainedModel | PeftModel, rank: Rank) -
     """Return a sharded model's view of its weights. The engine then accepts `PackedInputs`, with the role's timeout."""
     made: tuple[Any, Any] = (groups.get_tensor_model_parallel_group(), groups.get_data_parallel_group())
     for group in made:
-        _set_pg_timeout(
-            timedelta(seconds=rank.timeout), group
-        )  # DeepSpeed creates the groups with torch's default, up to 30 minutes
+        # DeepSpeed creates the groups with torch's default, up to 30 minutes.
+        _set_pg_timeout(timedelta(seconds=rank.timeout), group)
     # At the first forward pass, DeepSpeed checks with `!=` that all ranks of a replica have equal inputs, which fails
     # for `PackedInputs`.
     engine.first_dataloader_check.remove()

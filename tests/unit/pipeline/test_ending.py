@@ -97,7 +97,7 @@ def test_completed_run_has_report_without_an_ending(tmp_path: Path) -> None:
 def test_early_refusal_keeps_the_record_of_earlier_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / END_FILE).write_text("earlier")
     log = run(
-        tmp_path, ConfigError([Fault("seed", "43, but the checkpoint was written with 42", "set it", "changed")]), None
+        tmp_path, ConfigError(Fault("seed", "43, but the checkpoint was written with 42", "set it", "changed")), None
     )
     assert (tmp_path / END_FILE).read_text() == "earlier" and not capsys.readouterr().err
     assert "ended: failed; 1 fault in" in log

@@ -208,7 +208,7 @@ def test_loss_amid_restart_is_not_blamed_on_step(tmp_path: Path, monkeypatch: py
     [
         ({(3, 1): LOST, (3, 2): LOST}, (), "step 3 failed again after a restart"),
         ({(3, 1): LOST}, ("max_restarts=0",), "is stopped"),
-        ({(3, 1): BadInput([Fault("pretrain", "is gone", "bring it back", "not_found")])}, (), "is gone"),
+        ({(3, 1): BadInput(Fault("pretrain", "is gone", "bring it back", "not_found"))}, (), "is gone"),
     ],
 )
 def test_a_run_ends_with_what_would_fail_again(

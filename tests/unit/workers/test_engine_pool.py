@@ -227,7 +227,7 @@ def test_restart_failing_like_first_death_is_last() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        DataError([Fault("pretrain", "it cannot be read", "give another", "unreadable")]),
+        DataError(Fault("pretrain", "it cannot be read", "give another", "unreadable")),
         EngineShortage("actor_infer", 0, "too little memory"),
     ],
     ids=["bad input", "shortage"],

@@ -38,74 +38,19 @@ SIGNALS = (62, 200, 234, 129, 297)
 """kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: allowed only with the caller's own process as the target."""
 FORBIDDEN = (
     *(57, 58, 59, 322),  # fork, vfork, execve, execveat
-    *(
-        101,
-        310,
-        311,
-        312,
-        434,
-        438,
-        424,
-        440,
-        448,
-    ),  # ptrace, process_vm_readv and _writev, kcmp, pidfd_*, process_madvise and _mrelease
-    *(
-        41,
-        29,
-        64,
-        68,
-        240,
-        319,
-        447,
-    ),  # socket, shmget, semget, msgget, mq_open, memfd_create and _secret: memory outside RLIMIT_AS
+    # ptrace, process_vm_readv and _writev, kcmp, pidfd_*, process_madvise and _mrelease
+    *(101, 310, 311, 312, 434, 438, 424, 440, 448),
+    # socket, shmget, semget, msgget, mq_open, memfd_create and _secret: memory outside RLIMIT_AS
+    *(41, 29, 64, 68, 240, 319, 447),
     *(272, 308, 161, 155, 165, 166, 428, 429, 430, 431, 432, 433, 442),  # unshare, setns, chroot, pivot_root, mounts
     *(133, 259, 188, 189, 190, 303, 304),  # mknod, mknodat, setxattr and its variants, file handles
-    *(
-        88,
-        266,
-        206,
-        253,
-        294,
-        162,
-        306,
-    ),  # symlinks, aio contexts, inotify: kernel memory and totals of the machine; sync and syncfs
-    *(
-        425,
-        426,
-        427,
-        321,
-        298,
-        323,
-        300,
-        248,
-        249,
-        250,
-    ),  # io_uring, bpf, perf_event_open, userfaultfd, fanotify_init, keys
-    *(
-        175,
-        176,
-        313,
-        246,
-        320,
-        169,
-        167,
-        168,
-        163,
-        164,
-        170,
-        171,
-        172,
-        173,
-        179,
-        443,
-        103,
-        153,
-        154,
-        135,
-        212,
-        256,
-        279,
-    ),  # the machine
+    # symlinks, aio contexts, inotify: kernel memory and totals of the machine; sync and syncfs
+    *(88, 266, 206, 253, 294, 162, 306),
+    # io_uring, bpf, perf_event_open, userfaultfd, fanotify_init, keys
+    *(425, 426, 427, 321, 298, 323, 300, 248, 249, 250),
+    # the machine
+    *(175, 176, 313, 246, 320, 169, 167, 168, 163, 164, 170, 171, 172, 173, 179, 443),
+    *(103, 153, 154, 135, 212, 256, 279),
 )
 
 
@@ -142,9 +87,8 @@ def leave_root() -> None:
     os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     library = ctypes.CDLL(None, use_errno=True)
-    _check(
-        library.unshare(CLONE_NEWUSER), "unshare"
-    )  # grants all capabilities in the new namespace; the next call drops them
+    # Grants all capabilities in the new namespace; the next call drops them
+    _check(library.unshare(CLONE_NEWUSER), "unshare")
     _check(library.capset(struct.pack("=II", CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
@@ -182,10 +126,8 @@ def _program(own: int) -> bytes:
     rules = [
         *(_step(LOAD, ARCHITECTURE), _step(JUMP_EQUAL, X86_64, 1, 0), _step(RETURN, KILL)),
         *(_step(LOAD, NUMBER), _step(JUMP_AT_LEAST, X32, 0, 1), _step(RETURN, EPERM)),
-        *(
-            _step(JUMP_EQUAL, CLONE3, 0, 1),
-            _step(RETURN, ENOSYS),
-        ),  # a filter cannot read its flags; glibc then uses clone
+        # A filter cannot read its flags; glibc then uses clone
+        *(_step(JUMP_EQUAL, CLONE3, 0, 1), _step(RETURN, ENOSYS)),
         *(
             _step(JUMP_EQUAL, CLONE, 0, 4),
             _step(LOAD, ARGUMENT),

@@ -322,11 +322,7 @@ def encode_plain(value: Any, encode: Encode) -> Any:
 
 
 def decode_plain(written: Any, decode: Encode) -> Any:
-    """Decode a value that `encode_plain` encoded. `decode` decodes its items.
-
-    Raises:
-        ValueError: `written` is not an encoded plain value.
-    """
+    """Decode a value of `encode_plain`, its items by `decode`. Raises ValueError if `written` is none."""
     if len(written) == 1:
         if written[0] is None or isinstance(written[0], bool | int | float | str):
             return written[0]
@@ -466,9 +462,8 @@ class Link:
 
     def _do(self, kind: str, parts: list[Any]) -> Any:
         if self._guarded and (not parts or id(parts[0]) not in self._handles):
-            raise ValueError(
-                "this object is not accessible to the candidate"
-            )  # classes cannot be called: with `type` a candidate could build an answer that equals anything
+            # Classes cannot be called: with `type` a candidate could build an answer that equals anything.
+            raise ValueError("this object is not accessible to the candidate")
         match kind, parts:
             case "call", [target, list() as args, dict() as kwargs]:
                 return target(*args, **kwargs)

@@ -228,9 +228,8 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
             for key, _ in selector.select(max(remaining, 0)):
                 process, descriptor = key.data
                 if process is None:
-                    os._exit(
-                        1
-                    )  # The reader is gone. A dying bubblewrap may not have permission to kill this user's process.
+                    # The reader is gone. A dying bubblewrap may not have permission to kill this user's process.
+                    os._exit(1)
                 if descriptor is None:
                     selector.unregister(process.pidfd)
                     _reap(process)
