@@ -251,7 +251,7 @@ def literals(*nodes: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2][:1].isupper():
             yield from literals(*ast.iter_child_nodes(node))
 

@@ -283,25 +283,6 @@ def test_interval_is_refused(composed: Composed) -> None:
     assert coded(caught.value.faults) == [("not_supported", "++seed")]
 
 
-def test_hydras_node_lists_the_overrides(folder: Path) -> None:
-    listed: list[tuple[list[str], str]] = []
-
-    def check(job: object, passing: object) -> None:
-        hydra = HydraConfig.get()
-        listed.append((list(hydra.overrides.task), hydra.job.override_dirname))
-
-    compose(["--config-path", "exp", "--config-name", "main", "seed=2", "model=large", "~pair.a"], check)
-    assert listed == [(["++seed=2", "model=large", "~pair.a"], "++seed=2,model=large,~pair.a")]
-
-
-def test_missing_choice_of_a_group_is_refused(folder: Path, composed: Composed) -> None:
-    (folder / "exp" / "open.yaml").write_text("defaults: [main, {train@chosen: '???'}, _self_]\n")
-    with pytest.raises(ConfigError, match="train@chosen"):
-        composed(name="open")
-    (job,) = composed("train@chosen=fast", name="open")
-    assert job["chosen"]["learning_rate"] == 0.1
-
-
 def test_hydras_state_is_restored(composed: Composed) -> None:
     before = HydraConfig.instance().cfg
     composed("-m", "seed=1,2")
