@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from roll.hosted.protocol import MOST_BYTES, Garbled, Reply, read_ready, read_reply
+from roll.errors import Fault
+from roll.hosted.protocol import HEADER, MOST_BYTES, Garbled, Reply, read_ready, read_reply, ready_message
 from roll.hosted.raised import TRACE_CHARACTERS
 from roll.rewards.verdicts import MOST_NOTE, MOST_PARTS, answer_message, checked_result, read_results, read_traits
 from roll.types import RewardOutcome, RewardResult, TurnReward
@@ -219,3 +220,11 @@ def test_what_is_no_message_is_garbled(body: bytes) -> None:
 def test_ready_message_must_describe_all_parts() -> None:
     with pytest.raises(Garbled):
         read_ready(json.dumps([[], [[True, False, 1.0, ""]], True]).encode(), lambda traits: read_traits(traits, 2))
+
+
+@pytest.mark.parametrize("fault", [["a", "b", "c"], ["a", "b", "c", "no_code"], ["a", "b", 3, "unfit"], "abcd", 4])
+def test_fault_of_a_child_has_a_known_code(fault: Any) -> None:
+    with pytest.raises(Garbled):
+        read_ready(json.dumps([[fault], None, False]).encode(), lambda traits: traits)
+    sound = Fault("rewards.sums", "broken", "fix it", "failed")
+    assert read_ready(ready_message([sound])[HEADER.size :], lambda traits: traits).faults == (sound,)
