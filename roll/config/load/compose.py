@@ -354,23 +354,10 @@ class _Experiment:
     def _job(self, files: DictConfig, words: Sequence[str]) -> DictConfig:
         """Compose one job. `files` has the overrides of Hydra's own keys."""
         overrides = [_parsed(word) for word in words]
-<<<<<<< HEAD
-        composed = self._files(words)
-        values = [one for one in overrides if not _chooses(one, self.line.folders)]
-        if faults := list(_value_faults(values, composed)):
-            raise ConfigError(*faults)
-        named = [one for one in overrides if not one.is_hydra_override()]
-        choices: Any = OmegaConf.to_container(files.hydra.runtime.choices)
-        is_sweep = files.hydra.mode == RunMode.MULTIRUN or any(one.is_sweep_override() for one in overrides)
-        if not is_sweep and MISSING not in choices.values():
-            return _overridden(composed, values, named)
-        return self.loader.load_sweep_config(files, [_word(one) for one in named])
-=======
         faults = _value_faults([one for one in overrides if not _chooses(one, self.line.folders)], self._files(words))
         if faults := list(faults):
-            raise ConfigError(faults)
+            raise ConfigError(*faults)
         return self.loader.load_sweep_config(files, [_word(one) for one in overrides if not one.is_hydra_override()])
->>>>>>> parent of 42eab65f (Compose a run from one reading of its files, so that every command starts sooner)
 
     def _files(self, words: Sequence[str]) -> DictConfig:
         """Return the composed files that the overrides choose, before any override of a value."""
