@@ -320,14 +320,12 @@ class Tasks:
 
     @property
     def domain_index(self) -> NDArray[np.int16]:
-        """See `Prompts`."""
         return np.repeat(
             np.array([self.domains.index(name) for name in self.counts], np.int16), list(self.counts.values())
         )
 
     @property
     def identity(self) -> str:
-        """See `Prompts`."""
         counted = ", ".join(f"{count} of {domain}" for domain, count in self.counts.items())
         return f"tasks from seed {self.first}: {counted}"
 
@@ -335,7 +333,6 @@ class Tasks:
         return sum(self.counts.values())
 
     def prompt(self, index: int, prompt_id: int) -> Prompt:
-        """See `Prompts`."""
         number = index
         for domain, count in self.counts.items():
             if number < count:
@@ -353,24 +350,20 @@ class Joined:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """See `Prompts`."""
         return self.sets[0].domains
 
     @property
     def domain_index(self) -> NDArray[np.int16]:
-        """See `Prompts`."""
         return np.concatenate([one.domain_index for one in self.sets])
 
     @property
     def identity(self) -> str:
-        """See `Prompts`."""
         return "; ".join(one.identity for one in self.sets)
 
     def __len__(self) -> int:
         return sum(map(len, self.sets))
 
     def prompt(self, index: int, prompt_id: int) -> Prompt:
-        """See `Prompts`."""
         number = index
         for one in self.sets:
             if number < len(one):

@@ -457,7 +457,6 @@ class PackedScore:
 
     @torch.no_grad()
     def states(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
-        """See `TeachStrategy`."""
         return states(self._forward, micro_batches, self._rank)
 
     def offload(self) -> None:

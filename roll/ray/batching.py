@@ -166,7 +166,6 @@ class Paced(Ranks[S]):
         return len(self._ranks)
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
-        """See `Ranks`."""
         began = time.monotonic()
         results = await self._ranks.run(method, arguments, self._times.limit(method, seconds))
         self._times.note(method, time.monotonic() - began)

@@ -242,7 +242,6 @@ class WorkerGroup(Ranks[S]):
 
     @property
     def paced(self) -> Ranks[S]:
-        """See `Ranks`."""
         return self._paced
 
     async def colocate(self, make: Callable[[S, Rank], C], seconds: float) -> Colocated[C]:
@@ -395,7 +394,6 @@ class Colocated(Ranks[S]):
         return len(self._group)
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
-        """See `Ranks`."""
         return await self._group.run(method, arguments, seconds, self._place)
 
 
@@ -409,7 +407,6 @@ class Batched(Ranks[S]):
         return len(self._group)
 
     async def run(self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float) -> list[Any]:
-        """See `Ranks`."""
         callers = self._group.callers
         return await run_together(callers[rank].call(method, given, seconds) for rank, given in arguments.items())
 

@@ -181,13 +181,11 @@ class RayNodes:
         self._probes: dict[str | None, Any] = {}
 
     async def process_findings(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
-        """See `Nodes`."""
         if is_own(node_id):
             return await asyncio.to_thread(find_stopped, pids)
         return await self._probe(node_id).process_findings.remote(dict(pids))
 
     async def end_family(self, node_id: str | None, pid: int) -> None:
-        """See `Nodes`."""
         if is_own(node_id):
             await asyncio.to_thread(end_family, pid)
         else:
@@ -196,7 +194,6 @@ class RayNodes:
     async def process_activities(
         self, node_id: str | None, asked: Sequence[tuple[int | None, Path, int]]
     ) -> list[ProcessActivity]:
-        """See `ActivityReaders`."""
         if is_own(node_id):
             return await asyncio.to_thread(_activities, asked)
         return await self._probe(node_id).process_activities.remote(list(asked))

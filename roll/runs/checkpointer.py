@@ -259,7 +259,6 @@ class OnloadedTrainer:
     critic: Restorable | None = None
 
     async def save(self, folder: Path) -> None:
-        """See `Trainer`."""
         await self.phases.checkpoint(self.role)
         await self.policy.save(folder)
         if self.critic:
@@ -267,7 +266,6 @@ class OnloadedTrainer:
             await self.critic.save(folder / CRITIC_FOLDER)
 
     async def load(self, folder: Path) -> None:
-        """See `Trainer`."""
         await self.phases.checkpoint(self.role)
         await self.policy.load(folder)
         if self.critic:
@@ -275,6 +273,5 @@ class OnloadedTrainer:
             await self.critic.load(folder / CRITIC_FOLDER)
 
     async def export(self, folder: Path) -> None:
-        """See `Trainer`."""
         await self.phases.checkpoint(self.role)
         await self.policy.export(folder)

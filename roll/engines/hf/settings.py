@@ -86,7 +86,6 @@ class HfInferStrategyConfig(StrategyConfig):
 
     @property
     def traits(self) -> BackendTraits:
-        """See `StrategyConfig`."""
         return BackendTraits(batches_by_tokens=True, own_kernels=False, loads_adapters=True)
 
     def generate_settings(
