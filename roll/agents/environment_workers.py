@@ -74,11 +74,7 @@ class EnvironmentWorkers:
         self._domains = {domain: _Domain(group, sections[domain], start_seconds) for domain, group in groups.items()}
 
     async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> WorkerSession:
-        """Return a fresh environment of the domain after its `reset`. Wait while all processes are full.
-
-        Raises:
-            EnvironmentFailed: the environment could not be created or reset.
-        """
+        """Return a fresh environment after its `reset`, once there is room. Raises EnvironmentFailed if it fails."""
         return await self._domains[domain].open(row, seed)
 
     def metrics(self) -> Metrics:

@@ -164,11 +164,7 @@ def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]
 
 
 def _stripped(schema: Any, are_names: bool = False) -> Any:
-    """Return a schema without entries that are useless for a model.
-
-    Args:
-        are_names: whether the keys of `schema` are names of parameters or types, which are always kept.
-    """
+    """Return a schema without entries that are useless for a model. `are_names`: its keys are always kept."""
     if isinstance(schema, list):
         return [_stripped(one) for one in schema]
     if not isinstance(schema, dict):

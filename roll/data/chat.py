@@ -117,11 +117,7 @@ def renderer(template: Template, tokenizer: PreTrainedTokenizerBase) -> ChatTemp
 
 
 def checked_renderer(data_args: DataConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
-    """Return the renderer of `data_args.template`.
-
-    Raises:
-        DataError: the template does not fit the tokenizer, or does not read a key of `chat_template_kwargs`.
-    """
+    """Return the renderer of `data_args.template`. Raises DataError for a misfit or keys that it does not read."""
     try:
         found = renderer(data_args.template, tokenizer)
     except ValueError as error:
@@ -299,11 +295,7 @@ def end_of_turn(
 
 
 def ends_of(data_args: DataConfig | None, tokenizer: PreTrainedTokenizerBase) -> EndOfTurn:
-    """Return what ends a turn in the format of `data_args`; nothing for text without a template.
-
-    Raises:
-        ValueError: the template does not fit the tokenizer.
-    """
+    """Return what ends a turn in the format of `data_args`; nothing for plain text. Raises ValueError for a misfit."""
     if data_args is None or data_args.text is not None or data_args.template == "raw":
         return NO_END
     return end_of_turn(renderer(data_args.template, tokenizer), tokenizer, data_args.chat_template_kwargs)

@@ -115,11 +115,7 @@ def ready_message(faults: Sequence[Fault], side_by_side: bool = False, traits: A
 
 
 def read_ready(body: bytes, read_traits: Callable[[Any], T]) -> Ready[T | None]:
-    """Decode the `Ready` of a child. `read_traits` raises TypeError or ValueError for invalid traits.
-
-    Raises:
-        Garbled: the message is malformed.
-    """
+    """Decode a child's `Ready`, its traits by `read_traits`. Raises Garbled if the message is malformed."""
     try:
         faults, traits, side_by_side = json.loads(body)
         found = tuple(_fault_in(fault) for fault in faults)

@@ -43,11 +43,7 @@ def passed(episode: Episode, bars: Bars) -> bool:
 
 
 def bars_of(domain: str, section: RewardConfig, traits: Sequence[PartTraits]) -> Bars:
-    """Return the bars of a domain that reward functions score: the key `passes_at`, or else a bar for each part.
-
-    Args:
-        traits: declared traits of each part.
-    """
+    """Return the bars of a domain by `passes_at`, or else of each part, from their declared `traits`."""
     if section.passes_at is not None:
         return (Bar(section.passes_at),)
     bars = []

@@ -284,11 +284,7 @@ class Rewards:
         start_seconds: float,
         models: Mapping[str, ModelReward] | None = None,
     ) -> None:
-        """
-        Args:
-            start_seconds: deadline for each part of the start of a replacement worker.
-            models: models for the domains that have no group.
-        """
+        """`start_seconds` is a replacement's deadline for each part of its start; `models` those without a group."""
         self._workers = {domain: Replaced(group, start_seconds) for domain, group in groups.items()}
         self._sections, self._models = sections, models or {}
         self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}

@@ -82,11 +82,7 @@ class StoredGroup:
 
 
 def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
-    """Write groups to a file.
-
-    The key of a group is the position of its prompt in the order of drawing; 0 is the oldest prompt that no step has
-    used yet.
-    """
+    """Write groups to a file, by the position of their prompts in the order of drawing from the oldest unused on."""
     tokens: list[Any] = [np.zeros(0, np.int32)]
     log_probs: list[Any] = [np.zeros(0, np.float32)]
 
@@ -392,11 +388,7 @@ class RolloutScheduler:
         return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
 
     def _without_failed(self, groups: Sequence[RolloutGroup]) -> Iterator[RolloutGroup]:
-        """Yield the groups without a failed environment, and count the others.
-
-        Raises:
-            RollError: too many environments failed in this step.
-        """
+        """Yield the groups without a failed environment, and count others. Raises RollError if they are too many."""
         for group in groups:
             if (why := failure(group)) is None:
                 yield group

@@ -313,11 +313,7 @@ async def _run(
 async def _attempt(
     roles: Roles, loop: Loop, context: RunContext, interrupt: Interrupt, life: ActivityDisplay
 ) -> WorkerFailed | None:
-    """Run the loop. Return the failure that ended it, or None if it completed.
-
-    Raises:
-        WorkerFailed: a worker failed before all roles had started for the first time.
-    """
+    """Run the loop. Return the failure that ended it, or None. Raises WorkerFailed before all roles started."""
     try:
         async with roles.liveness.watched(is_trainer_side), guarded(show_activity(roles, life)):
             position = await loop(roles, context, interrupt)

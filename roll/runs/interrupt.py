@@ -59,11 +59,7 @@ class Interrupt:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A context in which signals act on the current task. After it, while the run shuts down, they have no effect.
-
-        Raises:
-            KeyboardInterrupt: a signal ended the run.
-        """
+        """A context in which signals act on the task; after it, they do not. Raises KeyboardInterrupt for one."""
         task = asyncio.current_task()
         assert task is not None
         self._work = (asyncio.get_running_loop(), task)

@@ -46,11 +46,7 @@ class Adapter:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Yield the PEFT folder on this host. If the adapter carries its content, the folder is temporary.
-
-        Raises:
-            WeightSyncError: the weights do not match what was sent.
-        """
+        """Yield the PEFT folder here, a temporary one if carried. Raises WeightSyncError if it is not what was sent."""
         if self.content is None:
             verify_file(self.weights)
             yield Path(self.weights.path).parent

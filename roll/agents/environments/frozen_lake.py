@@ -45,14 +45,7 @@ class Lake(NamedTuple):
 
 
 def random_lake(size: int, p: float, random: Random) -> Lake:
-    """Draw a map whose goal can be reached from the start. Start and goal are random cells.
-
-    Args:
-        p: probability that any other cell is ice.
-
-    Raises:
-        ValueError: no such map was found.
-    """
+    """Draw a map with random start and goal, other cells being ice with probability p. Raises ValueError for none."""
     cells = [(row, column) for row in range(size) for column in range(size)]
     for _ in range(DRAWS):
         start, goal = random.sample(cells, 2)

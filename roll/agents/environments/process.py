@@ -50,11 +50,7 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
     """Holds the environments of one domain. Must be used from a single asyncio event loop."""
 
     def __init__(self, domain: str, section: EnvironmentConfig, start_seconds: float) -> None:
-        """
-        Args:
-            section: the domain's block of the configuration.
-            start_seconds: deadline for the child to start and to import its environment.
-        """
+        """`section` is the domain's block; `start_seconds` the deadline for the child to start and to import."""
         bounds = TreeBounds(int(section.memory_gib * GIB), section.max_processes)
         servers = tuple(McpServer(one.command or (), one.url, one.call_timeout) for one in section.mcp)
         name, given = environment_of(domain, section), section.environment_args

@@ -52,14 +52,7 @@ def added(cell: Cell, move: Cell) -> Cell:
 
 
 def random_level(rows: int, columns: int, boxes: int, depth: int, random: Random) -> SokobanLevel:
-    """Generate a level that can be solved and in which no box is on a target.
-
-    Args:
-        depth: number of moves of a backward game.
-
-    Raises:
-        ValueError: no level was found.
-    """
+    """Generate a solvable level with no box on a target, by `depth` backward moves. Raises ValueError for none."""
     for _ in range(ROOMS):
         floor = dug(rows, columns, random)
         if len(floor) < 2 * boxes + 1:

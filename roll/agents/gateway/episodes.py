@@ -128,12 +128,7 @@ FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:
-    """Run an agent, and return how it ended. None if it was killed because it did not end after the policy's last
-    answer.
-
-    Raises:
-        RollError: the engine failed.
-    """
+    """Run an agent, and return how it ended; None if killed after the policy's last answer. Raises RollError."""
     running, over = asyncio.create_task(run), asyncio.create_task(session.over())
     try:
         done, _ = await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)

@@ -222,12 +222,7 @@ class AgentSession:
         seed: int | None,
         clock: Callable[[], float],
     ) -> None:
-        """
-        Args:
-            sampling: sampling settings of an answer.
-            seed: seed of the sampling. None leaves the random state to the engine.
-            clock: returns the Unix time in seconds.
-        """
+        """`sampling` and `seed` are those of an answer (None: up to the engine); `clock` returns the Unix time."""
         self._generator, self._renderer, self._bounds, self._seed, self._clock = (
             generator,
             renderer,

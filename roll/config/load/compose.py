@@ -299,11 +299,7 @@ class _Experiment:
     """Composed files, by the overrides that choose them."""
 
     def jobs(self) -> Iterator[DictConfig]:
-        """Yield the composed configuration of each job, with Hydra's node.
-
-        Raises:
-            ConfigError: the files, an override or the sweep is wrong.
-        """
+        """Yield each job's composed configuration, with Hydra's node. Raises ConfigError if one cannot be composed."""
         with _errors_as_faults(self.line.file):
             overrides = self.line.overrides
             files = self._files([_word(override) for override in overrides])
@@ -373,11 +369,7 @@ class _Experiment:
         return self._composed[chosen]
 
     def show(self) -> None:
-        """Print what `--cfg`, `--info` or `--help` asks for.
-
-        Raises:
-            ConfigError: the files or an override is wrong, or there is no block of the name of `--package`.
-        """
+        """Print what `--cfg`, `--info` or `--help` asks for. Raises ConfigError as `jobs`, or without such a block."""
         flags, words = self.line.flags, [_word(override) for override in self.line.overrides]
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None, "Hydra must be initialised"

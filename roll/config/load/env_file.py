@@ -83,12 +83,7 @@ def _sections(config: Config) -> dict[str, Mapping[str, str]]:
 
 
 def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each variable that is set but has no effect.
-
-    Args:
-        file: The variables of `.deepspeed_env`.
-        environment: The environment variables of the driver.
-    """
+    """Return a warning for each variable without effect, in `file` (`.deepspeed_env`) or the driver's `environment`."""
     places = [(f"{where}.{name}", name) for where, variables in _sections(config).items() for name in variables]
     places += [(f"{name} in {NAME}", name) for name in file]
     places += [(f"{name} in the environment", name) for name in environment if name not in file]

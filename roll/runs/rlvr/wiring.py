@@ -153,12 +153,7 @@ def prompts_of(
     tasks: Mapping[str, int],
     first: int,
 ) -> Prompts:
-    """Return the prompts from data files, and the tasks that environments generate from the seeds `first`, `first` + 1,
-    ...
-
-    Raises:
-        DataError: rows cannot be used.
-    """
+    """Return prompts from data files, and tasks generated from the seeds `first`, `first` + 1, ... Raises DataError."""
     sets: list[Prompts] = []
     if rows is not None:
         embedded = _embedding_rows(config, tokenizer)
@@ -452,11 +447,7 @@ def gateway_of(config: RlvrConfig) -> Gateway:
 
 @asynccontextmanager
 async def listening(config: RlvrConfig, playing: EpisodeParts | None) -> AsyncGenerator[None, None]:
-    """A context in which the gateway listens, if there are external agents.
-
-    Raises:
-        ConfigError: the gateway cannot listen at the configured address.
-    """
+    """A context in which the gateway listens, if there are external agents. Raises ConfigError if it cannot."""
     if playing is None or all(one.agent is None for one in config.environments.values()):
         yield
         return

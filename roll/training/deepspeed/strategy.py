@@ -217,11 +217,7 @@ def tokens_of_samples(micro_batch: MicroBatch) -> int:
 
 
 def router_balance(training: TrainingConfig, causal: PreTrainedModel, rank: Rank) -> RouterBalance | None:
-    """Build the balance of the model's routers. Return None if `router_aux_loss_coef` is not set.
-
-    Raises:
-        ConfigError: the model has no routers to which the loss applies.
-    """
+    """Build the balance of routers; None without `router_aux_loss_coef`. Raises ConfigError without routers."""
     coefficient = training.router_aux_loss_coef
     if coefficient is None:
         return None
