@@ -170,7 +170,10 @@ def _zero(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
             yield from _offload(offload, f"{where}.{key}", zero.stage)
     if zero.offload_optimizer and zero.offload_optimizer.ratio not in (None, 1.0):
         ratio = zero.offload_optimizer.ratio
-        problem = f"{ratio}, but the schedule does not apply to the part of the optimizer that stays on the GPU"
+        problem = (
+            f"{ratio}, but DeepSpeed does not apply the learning rate schedule to the part of the optimizer that "
+            f"stays on the GPU"
+        )
         yield Fault(f"{where}.offload_optimizer.ratio", problem, "remove it", "not_supported")
 
 
@@ -247,7 +250,10 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
             )
         elif key not in (ON_HOST, PARTITIONS):
             if value:
-                problem = f"{value!r}, but only {ON_HOST} and {PARTITIONS} have an effect in this block"
+                problem = (
+                    f"{value!r}, but torch recomputes the layers, so only {ON_HOST} and {PARTITIONS} have an effect "
+                    f"in this block"
+                )
                 yield Fault(
                     f"{where}.{key}", problem, f"remove it; {wish} sets which layers are recomputed", "no_effect"
                 )
@@ -475,7 +481,10 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     least = given.get(key, LR_END if kind == "polynomial" else None)
     if isinstance(least, int | float) and key in SCHEDULES[kind]:
         if arguments.lora_learning_rate is not None and key == "min_lr":
-            problem = f"{least:g}, but it does not bound the lora_learning_rate {arguments.lora_learning_rate:g}"
+            problem = (
+                f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, to which "
+                f"this bound does not apply"
+            )
             yield Fault(
                 f"{where}.lr_scheduler_kwargs.min_lr",
                 problem,
