@@ -221,7 +221,10 @@ def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     stopped_for = sorted(interrupting(config))
     if stopped_for and not config.actor_infer.strategy_args.traits.pauses:
         others, strategy = " and ".join(stopped_for), config.actor_infer.strategy_args.strategy_name
-        problem = f"{others} share devices with actor_infer, and {strategy} cannot pause in the middle of a response"
+        problem = (
+            f"{others} share devices with actor_infer, whose strategy {strategy} cannot pause in the middle of a "
+            f"response"
+        )
         remedy = "use the strategy vllm, give the roles separate devices, or set async_generation_ratio=0"
         return [
             Fault(

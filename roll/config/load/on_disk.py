@@ -244,7 +244,10 @@ def _run_folder(config: Config, found: DiskFacts) -> None:
             Fault("output_dir", "'' names no folder", "set it to the run folder, for example ./output/my_run", "empty")
         )
     elif kind := _kernel_folder(nearest):
-        problem = f"'{config.output_dir}' cannot be created: {nearest} is in {kind}, which stores no files"
+        problem = (
+            f"'{config.output_dir}' cannot be created: {nearest} is a file system of the kernel ({kind}), which "
+            f"stores no files"
+        )
         found.faults.append(Fault("output_dir", problem, "use another folder", "not_writable"))
     elif not nearest.is_dir():
         found.faults.append(

@@ -387,7 +387,10 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
         )
         yield Fault(where, problem, remedy, "not_supported")
     if settings.sequence_parallel_size > 1:
-        problem = f"{size}, but sequence_parallel_size {settings.sequence_parallel_size} uses the same ranks"
+        problem = (
+            f"{size}, but sequence_parallel_size is {settings.sequence_parallel_size}, and both would use the same "
+            f"neighbouring ranks"
+        )
         yield Fault(where, problem, "set only one of the two", "exclusive")
     yield from _uneven_replicas(where, name, role, size)
 
