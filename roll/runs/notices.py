@@ -102,7 +102,7 @@ class ZeroAdvantages:
     def _equal_groups(self, mean: float, dropped: float) -> str:
         config, size = self.config, self.config.num_return_sequences_in_group
         if size == 1:
-            return f"{config.adv_estimator} compares responses, but has one: raise num_return_sequences_in_group"
+            return f"{config.adv_estimator} compares responses, but has only one: raise num_return_sequences_in_group"
         equal = (
             f"{config.adv_estimator} compares the responses to a prompt, but all {size} got the same reward (mean of "
             f"the step: {mean:g})"

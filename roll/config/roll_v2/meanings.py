@@ -307,7 +307,7 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
             if agentic
             else "ROLL itself cannot compute this pair of scopes"
         )
-        yield f"norm_std_type: group alone leaves groups of equal rewards undivided here; {rolls}"
+        yield f"norm_std_type: group without norm_mean_type: group leaves equal rewards undivided here; {rolls}"
     if not agentic:
         yield f"prompt_length: ROLL drops prompts of at most {SHORTEST_PROMPT} tokens, roll does not; remove them"
     if values.get("max_len_mask"):
