@@ -12,6 +12,7 @@ status is 1 if a metric differs or exists in only one checkout.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -85,8 +86,8 @@ def main() -> int:
         worst, metric, count = largest(before.metrics, after.metrics)
         different = different_episodes(before.episodes, after.episodes)
         differs |= worst > TOLERANCE or different > 0
-        tokens = sum(len(path) for _, paths, _ in before.episodes for path in paths)
-        sizes = (len(before.episodes), tokens, different)
+        tokens = sum(len(path) for step in before.episodes for _, paths, _ in step for path in paths)
+        sizes = (sum(map(len, before.episodes)), tokens, different)
         table.add_row(name, str(len(before.metrics) - 1), str(count), f"{worst:.1e}", metric, *map(str, sizes))
     Console().print(table)
     if options.json:
@@ -114,14 +115,20 @@ def make_world(checkout: Path, world: Path) -> None:
     run(checkout, world, "-m", "roll.pipeline", "--config-name", "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60")
 
 
+Episode: TypeAlias = tuple[str, list[list[int]], float]
+"""Prompt, token ids of each trajectory, reward."""
+
+
 @dataclass(frozen=True)
 class Recorded:
     """What a run computed."""
 
     metrics: list[dict[str, Any]]
     """The metrics of every step, including step 0, without times, memory and those of engines."""
-    episodes: list[tuple[str, list[list[int]], float]]
-    """The episodes of every step in their order: prompt, token ids of each trajectory, reward."""
+    episodes: list[list[Episode]]
+    """The episodes of every step and validation. Their order is that in which the groups were finished, which differs
+    between runs of the same checkout.
+    """
 
 
 def recorded(checkout: Path, world: Path, folder: str, experiment: tuple[str, ...], steps: int) -> Recorded:
@@ -146,7 +153,7 @@ def recorded(checkout: Path, world: Path, folder: str, experiment: tuple[str, ..
     assert lines, f"{folder} wrote no metrics"
     return Recorded(
         [{metric: value for metric, value in line.items() if not metric.startswith(MEASURED)} for line in lines],
-        [tuple(episode) for step in read_lines(rollouts) for episode in step],
+        [[tuple(episode) for episode in step] for step in read_lines(rollouts)],
     )
 
 
@@ -184,15 +191,14 @@ def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> It
             yield distance(one.get(name, math.inf), other.get(name, math.inf)), f"{name}, step {one['step']}"
 
 
-def different_episodes(
-    before: list[tuple[str, list[list[int]], float]], after: list[tuple[str, list[list[int]], float]]
-) -> int:
+def different_episodes(before: list[list[Episode]], after: list[list[Episode]]) -> int:
     """Return the number of episodes that differ in prompt, token ids or reward, or that only one side has."""
-    same = sum(
-        one[:2] == other[:2] and distance(one[2], other[2]) <= TOLERANCE
-        for one, other in zip(before, after, strict=False)
-    )
-    return max(len(before), len(after)) - same
+    different = 0
+    for one, other in itertools.zip_longest(before, after, fillvalue=()):
+        pairs = zip(sorted(one), sorted(other), strict=False)
+        same = sum(a[:2] == b[:2] and distance(a[2], b[2]) <= TOLERANCE for a, b in pairs)
+        different += max(len(one), len(other)) - same
+    return different
 
 
 def distance(one: float | None, other: float | None) -> float:
