@@ -49,7 +49,10 @@ from roll.types import Bools, Ints
 
 WORDLESS = "they contain no token to learn"
 """Fault of examples without a token that enters the loss."""
-UNTHOUGHT = "have no thinking, although the prompt opens it: they are learnt after another prompt than in RL"
+UNTHOUGHT = (
+    "have no thinking, although the prompt opens it: they are learnt as the template writes them, after another "
+    "prompt than in RL"
+)
 """A remark on rows; see `Texts.remarks`."""
 Kind = Literal["responses", "turns", "labelled", "pairs"]
 """Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or

@@ -37,7 +37,7 @@ WARNINGS = [
     (KL_IN_LOSS, "kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), which is off by 54%"),
     (
         [*KL_IN_LOSS, "kl_loss_importance=false", TWO_UPDATES],
-        "kl_loss_importance: false, but off policy",
+        "kl_loss_importance: false, but the policy",
     ),
 ]
 

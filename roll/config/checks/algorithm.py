@@ -187,7 +187,10 @@ def _on_policy(config: RlvrConfig) -> Iterator[Fault]:
         return
     updates = plan_batch(config).updates
     if updates > 1:
-        problem = f"'on_policy', but only the first of a step's {updates} updates has the policy that sampled"
+        problem = (
+            f"'on_policy', but a step makes {updates} updates: after the first, the policy is no longer the one that "
+            f"sampled"
+        )
         yield Fault(
             "behaviour_log_probs", problem, "set it to trainer or engine, or make one update per step", "contradiction"
         )
@@ -257,7 +260,10 @@ def _sampling(config: RlvrConfig) -> Iterator[Fault]:
             if ratio_source(config) == "engine"
             else f"mismatch_correction {config.mismatch_correction}"
         )
-        problem = f"with {keys_text(given)} the engine samples another distribution than {reader} needs, the full one"
+        problem = (
+            f"with {keys_text(given)} the engine samples from a modified distribution, but {reader} needs the "
+            f"trainer's full distribution"
+        )
         *keys, last = [f"{key}={value}" for key, value in WHOLE.items()]
         remedy = f"sample with {', '.join(keys)} and {last}, or set behaviour_log_probs=trainer without a correction"
         yield Fault(f"actor_infer.generating_args.{next(iter(given))}", problem, remedy, "contradiction")
@@ -303,7 +309,10 @@ def _kl_gradient(config: RlvrConfig) -> Iterator[str]:
             error = f"which is off by {K3_ERROR:.0%} at 0.7 nats from the reference"
             yield f"kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), {error}; {remedy}"
     if config.kl_loss_importance is False and weighs_kl(config.model_copy(update={"kl_loss_importance": None})):
-        yield "kl_loss_importance: false, but off policy the gradient of the KL is then biased"
+        yield (
+            "kl_loss_importance: false, but the policy that sampled differs from the trained one, so the gradient of "
+            "the KL is biased"
+        )
 
 
 COMPARED = {"gamma", "value_clip", *NORM_KEYS}
@@ -338,7 +347,10 @@ def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
         comparing = f"adv_estimator {config.adv_estimator}" if traits.compares_groups else "normalisation by group"
         problem = f"1, but {comparing} compares rewards within a group: every advantage would be 0"
         others = _estimators(lambda traits: not traits.compares_groups)
-        remedy = f"set it to at least 2 (8 is usual), or normalise and compare without groups ({others})"
+        remedy = (
+            f"set it to at least 2 (8 is usual), or use an adv_estimator without groups ({others}) and no "
+            f"normalisation by group"
+        )
         yield Fault("num_return_sequences_in_group", problem, remedy, "no_effect")
     for key in ("dynamic_sampling", "difficulty_mask", "difficulty_loss_weight"):
         if getattr(config, key):
@@ -571,6 +583,9 @@ def credit_warnings(config: RlvrConfig) -> Iterator[str]:
             f"value_clip: has no effect with adv_estimator {config.adv_estimator}, which has no critic; remove the key"
         )
     if traits.needs_values and not config.whiten_advantages:
-        yield "whiten_advantages: false, but PPO usually has true, so that the scale of rewards does not matter"
+        yield (
+            "whiten_advantages: false, but PPO is usually run with true, so that the step size is independent of the "
+            "scale of rewards"
+        )
     if config.critic and "num_train_epochs" in config.critic.training_args.model_fields_set:
         yield "critic.training_args.num_train_epochs: has no effect here; RLVR ends after max_steps"

@@ -248,7 +248,10 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
                 "missing",
             )
         if domain in config.rewards and config.rewards[domain].tag_included:
-            problem = f"set, but rows of '{domain}' go to {ENVIRONMENTS}{domain}, whose reward this one is added to"
+            problem = (
+                f"set, but the rows of '{domain}' go to {ENVIRONMENTS}{domain}; this reward is only added to the "
+                f"environment's"
+            )
             yield Fault(
                 f"rewards.{domain}.tag_included",
                 problem,
@@ -375,7 +378,10 @@ def environment_warnings(config: RlvrConfig) -> Iterator[str]:
         environment = environment_of(domain, section)
         steps = section.environment_args.get("max_steps", MOST_STEPS[environment]) if environment in MOST_STEPS else 0
         if isinstance(steps, int) and section.max_turns < steps:
-            ends = f"episodes end after {section.max_turns} turns, but promise {steps} steps (max_steps)"
+            ends = (
+                f"episodes end after {section.max_turns} turns, but the environment promises the policy {steps} steps "
+                f"(max_steps)"
+            )
             yield (
                 f"{ENVIRONMENTS}{domain}.max_turns: {ends}; set max_turns={steps}, or lower environment_args.max_steps"
             )
@@ -390,7 +396,10 @@ def filter_faults(config: RlvrConfig) -> Iterator[Fault]:
         place = f"rewards.{domain}.query_filter_config"
         yield from _bounds(query_filter, f"{place}.filter_args")
         if query_filter.type != "no_filter" and config.num_return_sequences_in_group == 1:
-            problem = f"{query_filter.type}, but num_return_sequences_in_group is 1: it needs several rewards"
+            problem = (
+                f"{query_filter.type}, but num_return_sequences_in_group is 1: a filter needs several rewards per "
+                f"prompt"
+            )
             yield Fault(
                 place, problem, "set num_return_sequences_in_group to at least 2, or remove this block", "no_effect"
             )

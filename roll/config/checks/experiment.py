@@ -32,7 +32,10 @@ def determinism_faults(config: Config) -> Iterator[Fault]:
     for name, role in model_roles(config).items() if config.deterministic else ():
         wish = role.model_args.compile_layers
         if not role.strategy_args.traits.own_kernels and (wish is True or wish == "auto" and role.device_mapping):
-            problem = f"{printable(wish)}, but deterministic is true, and kernels are chosen by measured speed"
+            problem = (
+                f"{printable(wish)}, but deterministic is true, and compiled layers "
+                "choose their kernels by measured speed"
+            )
             yield Fault(
                 f"{name}.model_args.compile_layers",
                 problem,

@@ -232,7 +232,10 @@ def _preferences(config: DpoConfig) -> Iterator[Fault]:
     if asked and config.reference is None and not learning.model_args.lora_target:
         free = " or ".join(other.name for other in PREFERENCE_LOSSES.values() if not other.traits.needs_reference)
         names = [method.name for method in (loss, *added_losses(config)) if method.traits.needs_reference]
-        problem = f"missing, but preference_loss {names[0]} needs it (or LoRA, whose base model replaces it)"
+        problem = (
+            f"missing, but preference_loss {names[0]} needs it (with LoRA, actor_train without its adapter would "
+            f"replace it)"
+        )
         yield Fault(
             "reference",
             problem,

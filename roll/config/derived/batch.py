@@ -124,7 +124,10 @@ def _update_faults(name: str, role: LearnerConfig, config: RlvrConfig) -> list[F
     if step % one_pass == 0:
         remedy = f"for one update per step, set it to {step // one_pass}; for more, to a divisor of that"
     else:
-        remedy = f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass}, one pass"
+        remedy = (
+            f"make rollout_batch_size x num_return_sequences_in_group a multiple of {one_pass} (batch per device x "
+            f"replicas)"
+        )
     return [Fault(where, problem, f"{remedy}; or use updates_per_step instead", "not_divisible")]
 
 

@@ -308,7 +308,10 @@ class Agentic:
         common = infer.get("generating_args")
         for name, manager in zip(MANAGERS, (train, val), strict=True):
             if common and manager.get("generating_args") not in (None, common):
-                self.warn(f"{name}.generating_args: ignored, as by ROLL, for actor_infer.generating_args; remove it")
+                self.warn(
+                    f"{name}.generating_args: ignored, because actor_infer.generating_args replaces it in ROLL; remove "
+                    f"it"
+                )
         if learnt := self._sampled("actor_infer" if common else MANAGERS[0], common or train.get("generating_args")):
             infer["generating_args"] = learnt
         block, held_out = (

@@ -214,7 +214,10 @@ def _late_clip(done: Translation) -> None:
     if estimator in CLIP_NORMALISED:
         if scopes or estimator == "grpo" or values.get("add_token_level_kl"):
             values["reward_clip_on"] = "normalised"
-            said = "clips normalised rewards in ROLL, so reward_clip_on is normalised; set it explicitly"
+            said = (
+                "clips rewards after their normalisation and the KL penalty in ROLL, so reward_clip_on is normalised; "
+                "set it explicitly"
+            )
             done.warn(f"reward_clip: {clip} {said}")
     else:
         text = f"reward_clip: {clip} clips raw rewards here, but normalised ones of {estimator} in ROLL"
@@ -250,7 +253,10 @@ def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
             accumulated = arguments.get("gradient_accumulation_steps", 1)
             rows = [arguments.get("per_device_train_batch_size", 8), accumulated, devices // shared]
             if all(isinstance(number, int) for number in rows):
-                text = f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, as {shared} GPUs share one"
+                text = (
+                    f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, where {shared} GPUs share one "
+                    f"replica"
+                )
                 text = f"{text}; with DeepSpeed they would have {prod(rows[:2]) * devices}"
                 yield (
                     f"{role}.training_args.gradient_accumulation_steps: {text}; divide it by {shared}, or set "
@@ -314,7 +320,10 @@ def _differences(values: dict[str, Any], agentic: bool) -> Iterator[str]:
         text = "true leaves out truncated responses here, but in ROLL also those that end exactly at response_length"
         yield f"max_len_mask: {text}; raise response_length by 1 if that matters"
     if values.get("error_max_len_clip"):
-        text = "true leaves out long responses with a score up to 0; ROLL also all scores except 0 and 1"
+        text = (
+            "true leaves out long responses with a score of at most 0; ROLL also leaves out every score other than 0 "
+            "and 1"
+        )
         yield f"error_max_len_clip: {text}; use rewards that score 0 or 1"
     if values.get("difficulty_loss_weight"):
         text = (

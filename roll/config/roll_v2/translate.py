@@ -432,7 +432,10 @@ def _rewards(done: Translation) -> None:
         elif name:
             if name == INSTRUCTIONS and "parts" not in block and "reward_args" not in block:
                 block["parts"] = {INSTRUCTIONS: {}, REPETITION: {}}
-                said = f"read as the parts {INSTRUCTIONS} and {REPETITION}, as ROLL adds them; use parts"
+                said = (
+                    f"read as the parts {INSTRUCTIONS} and {REPETITION}, which ROLL adds to each verdict; use parts "
+                    f"instead"
+                )
                 done.warn(f"{dotted(place)}: {said}")
                 continue
             if name != place[1]:
