@@ -353,7 +353,7 @@ class RolloutScheduler:
                 if group is None:
                     seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
                     group = asyncio.create_task(self._sampler.sample(prompt, seed))
-                group.add_done_callback(self._tell_finished)
+                group.add_done_callback(self._announce_finished)
                 self._in_flight[ordinal] = _InFlight(position, group)
             for group in self._without_failed(await self._finished(wanted)):
                 (kept if self._keep(group) else dropped).append(group)
@@ -443,7 +443,7 @@ class RolloutScheduler:
         finished.set_result(stored.of(prompt))
         return finished
 
-    def _tell_finished(self, done: asyncio.Future[RolloutGroup]) -> None:
+    def _announce_finished(self, done: asyncio.Future[RolloutGroup]) -> None:
         if self._finished_one and not done.cancelled() and not done.exception() and failure(done.result()) is None:
             self._finished_one(done.result())
 
