@@ -76,7 +76,7 @@ class StoredGroup:
     def of(self, prompt: Prompt) -> RolloutGroup:
         """Return the group with its prompt. Raises CheckpointError if it belongs to another."""
         if prompt.prompt_id != self.prompt_id:
-            found = f"the checkpoint holds a group of prompt {self.prompt_id} in place of {prompt.prompt_id}"
+            found = f"the checkpoint holds a group of prompt {self.prompt_id}, but prompt {prompt.prompt_id} was drawn"
             raise CheckpointError(f"{found}; resume from another checkpoint")
         return RolloutGroup(observed(prompt, self.episodes), self.episodes, self.baseline)
 

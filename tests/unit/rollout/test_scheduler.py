@@ -320,7 +320,7 @@ def test_dropped_groups_fill_batch_at_the_bound(caplog: pytest.LogCaptureFixture
         }
 
     asyncio.run(run())
-    assert "1 of 8 drawn groups" in caplog.text and "step has 4" in caplog.text
+    assert "1 of 8 drawn groups" in caplog.text and "a step of 4" in caplog.text
 
 
 def test_dynamic_sampling_keeps_ratio_and_resumes_exactly() -> None:
