@@ -2,8 +2,9 @@
 
     PYTHONPATH=CHECKOUT python benchmarks/record_rollouts.py FILE --config-name NAME [KEY=VALUE ...]
 
-FILE gets one line of JSON for each step: a list with [prompt id, token ids, reward] of each episode. Given
-and sampled tokens are recorded. The status is that of `roll.pipeline`.
+FILE gets one line of JSON for each batch of groups that the run concatenates: a step's, and those that a reference
+scores as they arrive. A line lists [prompt id, token ids, reward] of each episode, with given and sampled tokens. The
+status is that of `roll.pipeline`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import roll
 
 NAME = "experience"
-"""The function that concatenates the finished groups of a step. Each step of an RL run calls it once."""
+"""The function that concatenates finished groups. Each step of an RL run calls it."""
 
 
 def main() -> None:

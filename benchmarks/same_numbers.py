@@ -12,7 +12,6 @@ status is 1 if a metric differs or exists in only one checkout.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -86,8 +85,8 @@ def main() -> int:
         worst, metric, count = largest(before.metrics, after.metrics)
         different = different_episodes(before.episodes, after.episodes)
         differs |= worst > TOLERANCE or different > 0
-        tokens = sum(len(path) for step in before.episodes for _, paths, _ in step for path in paths)
-        sizes = (sum(map(len, before.episodes)), tokens, different)
+        tokens = sum(len(path) for _, paths, _ in before.episodes for path in paths)
+        sizes = (len(before.episodes), tokens, different)
         table.add_row(name, str(len(before.metrics) - 1), str(count), f"{worst:.1e}", metric, *map(str, sizes))
     Console().print(table)
     if options.json:
@@ -125,9 +124,9 @@ class Recorded:
 
     metrics: list[dict[str, Any]]
     """The metrics of every step, including step 0, without times, memory and those of engines."""
-    episodes: list[list[Episode]]
-    """The episodes of every step and validation. Their order is that in which the groups were finished, which differs
-    between runs of the same checkout.
+    episodes: list[Episode]
+    """The episodes of all steps, sorted: groups finish in another order in every run of the same checkout, and a
+    reference that scores groups as they arrive records them once more. The metrics show which step had which.
     """
 
 
@@ -153,7 +152,7 @@ def recorded(checkout: Path, world: Path, folder: str, experiment: tuple[str, ..
     assert lines, f"{folder} wrote no metrics"
     return Recorded(
         [{metric: value for metric, value in line.items() if not metric.startswith(MEASURED)} for line in lines],
-        [[tuple(episode) for episode in step] for step in read_lines(rollouts)],
+        sorted(tuple(episode) for groups in read_lines(rollouts) for episode in groups),
     )
 
 
@@ -191,14 +190,11 @@ def differences(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> It
             yield distance(one.get(name, math.inf), other.get(name, math.inf)), f"{name}, step {one['step']}"
 
 
-def different_episodes(before: list[list[Episode]], after: list[list[Episode]]) -> int:
-    """Return the number of episodes that differ in prompt, token ids or reward, or that only one side has."""
-    different = 0
-    for one, other in itertools.zip_longest(before, after, fillvalue=()):
-        pairs = zip(sorted(one), sorted(other), strict=False)
-        same = sum(a[:2] == b[:2] and distance(a[2], b[2]) <= TOLERANCE for a, b in pairs)
-        different += max(len(one), len(other)) - same
-    return different
+def different_episodes(before: list[Episode], after: list[Episode]) -> int:
+    """Return the number of sorted episodes that differ in prompt, token ids or reward, or that only one side has."""
+    pairs = zip(before, after, strict=False)
+    same = sum(one[:2] == other[:2] and distance(one[2], other[2]) <= TOLERANCE for one, other in pairs)
+    return max(len(before), len(after)) - same
 
 
 def distance(one: float | None, other: float | None) -> float:
