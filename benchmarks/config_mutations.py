@@ -1,6 +1,6 @@
 """Mutates valid configurations at random and counts the outcomes: accepted, refused with a fault, or defective.
 
-    python benchmarks/config_mutations.py [--mutations 10000] [--commands 300] [--seed 0]
+    python benchmarks/config_mutations.py [--mutations 10000] [--commands 500] [--seed 0]
 
 Mutations are checked directly; commands go through Hydra's command line first. Both run in this process. Defects are a
 traceback, a case that exceeds the deadline, and a value that the checked configuration changes without a warning. The
@@ -94,7 +94,7 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int, default=10000)
-    parser.add_argument("--commands", type=int, default=300)
+    parser.add_argument("--commands", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

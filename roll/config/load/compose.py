@@ -14,6 +14,7 @@ import copy
 import itertools
 import math
 import shlex
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from yaml import MarkedYAMLError, YAMLError
 
+from roll.config.load.included import check_included
 from roll.config.load.loader import FLATTEN, resolution_fault
 from roll.config.schema.faults import counterpart_of
 from roll.config.schema.fields import paths_of_key
@@ -163,6 +165,8 @@ def _key_remedy(name: str) -> str | None:
 
 MOST_JOBS = 1000
 """Largest number of jobs in a sweep."""
+COMPOSERS = ("hydra", "omegaconf")
+"""Packages that compose files."""
 SEARCH_PATH = "hydra.searchpath"
 
 
@@ -220,6 +224,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     folder = flags.config_path or flags.config_dir
     name = flags.config_name
     file = find_in(Path(folder).resolve(), name, option) if folder else find_experiment(name)
+    check_included(file)
     overrides = [_parsed(word) for word in [*flags.overrides, *["hydra.mode=MULTIRUN"] * flags.multirun]]
     searched = _search_path(file, flags, overrides)
     folders = [file.parent, *(Path(path.removeprefix("file://")) for path in searched)]
@@ -442,7 +447,9 @@ def _errors_as_faults(file: Path) -> Iterator[None]:
     """Within this context, raise errors of composition as `ConfigError`."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, OSError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:
         fault = _fault(error, file)
         if fault is None:
             raise
@@ -487,4 +494,13 @@ def _fault(error: Exception, file: Path) -> Fault | None:
         return Fault(
             str(file), f"a whole number is too long: {str(error).split(';')[0]}", "write a shorter one", "too_large"
         )
-    return None
+    # Hydra asserts, indexes and calls methods of what a file holds, so a malformed file raises errors of any type.
+    frames = traceback.walk_tb(error.__traceback__)
+    if not any(frame.f_globals.get("__name__", "").partition(".")[0] in COMPOSERS for frame, _ in frames):
+        return None
+    reason = (
+        " ".join(f"{error}".split())[:300] or f"an item is of a type that Hydra does not read ({type(error).__name__})"
+    )
+    problem = f"it or a file of its defaults cannot be composed: {reason}"
+    remedy = "write `defaults` as a list of NAME, GROUP: NAME and _self_, with text as names, and see --info defaults"
+    return Fault(str(file), problem, remedy, "malformed")

@@ -185,9 +185,10 @@ def unread_method_keys(config: BaseModel, choice: str, own: Mapping[str, Sequenc
     for key, readers in own.items():
         value = getattr(config, key)
         if key in config.model_fields_set and value is not None and chosen not in readers:
+            shown = f"{value:g}" if isinstance(value, float) else printable(value)
             yield Fault(
                 key,
-                f"{value:g}, but {choice} {chosen} does not read it",
+                f"{shown}, but {choice} {chosen} does not read it",
                 f"remove it, or set {choice}={' or '.join(readers)}",
                 "unread",
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import config_mutations
+from benchmarks.config_files import files, pairs
 from benchmarks.config_mutations import Case, commands, differences, mutations, watched
 from tests import limits
 from tests.tiers import each
@@ -36,6 +37,17 @@ def test_mutations(count: int) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_commands(count: int) -> None:
     assert not bad(commands(random.Random(count), count))
+
+
+@each("count", [40, 400], quick=[40])
+@pytest.mark.filterwarnings("ignore")
+def test_files(count: int) -> None:
+    assert not bad(files(random.Random(count), count))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_recipe_with_every_method() -> None:
+    assert not bad(pairs(["algorithms/dppo"]))
 
 
 def test_what_must_not_be_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
