@@ -25,7 +25,7 @@ import numpy as np
 
 from roll.agents.environments.base import TOOL_ERRORS, MalformedCalls, Message, Observation, Step
 from roll.data.chat import TemplateFault
-from roll.data.renderers.base import ChatRenderer, Parsed
+from roll.data.renderers.base import ChatRenderer, Parsed, one_conversation
 from roll.errors import EnvironmentFailed, NeighbourFailed
 from roll.rollout.group import turn_seed
 from roll.rollout.record import Transcript, without_verdict
@@ -198,7 +198,8 @@ class _Turns:
         first = environment.observation
         self._tools, self._messages, self._state = first.tools, list(first.messages), state_of(first)
         try:
-            token_ids = renderer.render(self._messages, self._tools)
+            with one_conversation():
+                token_ids = renderer.render(self._messages, self._tools)
         except TemplateFault as fault:
             raise EnvironmentFailed(
                 f"the chat template rejects the environment's first observation: {fault}"
@@ -217,7 +218,8 @@ class _Turns:
             completion = await self._generated(
                 min(room, self._sampling.max_new_tokens), None if seed is None else turn_seed(seed, turn)
             )
-            parsed = self._with_new_ids(self._renderer.parse(completion.token_ids, self._tools))
+            with one_conversation():
+                parsed = self._with_new_ids(self._renderer.parse(completion.token_ids, self._tools))
             self.transcript.act(completion, named_calls(parsed.message), self._state)
             self.transcript.counts["tool_calls"] += len(parsed.message.get("tool_calls") or ())
             self.transcript.counts[TOOL_ERRORS] += len(parsed.malformed)
@@ -273,10 +275,11 @@ class _Turns:
         """Append the environment's answer to the context. Return False if it and one more token do not fit."""
         transcript, before = self.transcript, self.transcript.context[: len(self.transcript.context) - len(sampled)]
         self._messages += messages
-        bridge = self._renderer.bridge(before, sampled, messages, self._tools)
-        lay, token_ids = transcript.go_on, bridge
-        if token_ids is None:
-            lay, token_ids = transcript.fork, self._renderer.render(self._messages, self._tools)
+        with one_conversation():
+            bridge = self._renderer.bridge(before, sampled, messages, self._tools)
+            lay, token_ids = transcript.go_on, bridge
+            if token_ids is None:
+                lay, token_ids = transcript.fork, self._renderer.render(self._messages, self._tools)
         if len(token_ids) + (len(transcript.context) if bridge is not None else 0) >= self._longest:
             return False
         lay(token_ids, self._renderer.text(token_ids))

@@ -119,4 +119,4 @@ def _target(server: McpServer) -> StdioServerParameters | str:
     if server.url is not None:
         return server.url
     program, *rest = server.command
-    return StdioServerParameters(command=program, args=rest, env=dict(os.environ))
+    return StdioServerParameters(command=program, args=rest, env=dict(os.environ), encoding_error_handler="replace")

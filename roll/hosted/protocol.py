@@ -34,6 +34,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
 from roll.errors import ConfigError, Fault, FaultCode
 from roll.system.orphans import adopt_orphans, die_with
+from roll.system.text import cleaned
 
 HEADER = struct.Struct(">Q")
 SEAL = struct.Struct(">Q")
@@ -117,7 +118,7 @@ def ready_message(faults: Sequence[Fault], side_by_side: bool = False, traits: A
 def read_ready(body: bytes, read_traits: Callable[[Any], T]) -> Ready[T | None]:
     """Decode a child's `Ready`, its traits by `read_traits`. Raises Garbled if the message is malformed."""
     try:
-        faults, traits, side_by_side = json.loads(body)
+        faults, traits, side_by_side = cleaned(json.loads(body))
         found = tuple(_fault_in(fault) for fault in faults)
         return Ready(found, flag_in(side_by_side), None if found else read_traits(traits))
     except (ValueError, TypeError, RecursionError) as error:
@@ -133,10 +134,11 @@ def _fault_in(value: Any) -> Fault:
 
 
 def read_reply(body: bytes) -> Reply:
-    """Decode a reply, except what was returned. Raises Garbled if it is malformed."""
+    """Decode a reply with clean texts, except what was returned. Raises Garbled if it is malformed."""
     try:
         text = body.decode()
         (number, seal, returned, remark), end = _scanned(text, 0)
+        returned, remark = cleaned(returned), cleaned(remark)
     except (ValueError, TypeError, RecursionError, StopIteration) as error:
         raise Garbled(garbled_text(body)) from error
     if end == len(text) and type(number) is int and type(seal) is int:

@@ -36,6 +36,7 @@ from roll.agents.gateway.checked import (
 from roll.agents.gateway.responses import read_response, request_conversation, response_body, response_events
 from roll.agents.gateway.session import AgentSession
 from roll.errors import ConfigError, Fault, RollError
+from roll.system.text import cleaned
 
 MEANT = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens", "stop"})
 
@@ -235,11 +236,17 @@ async def _body_of(request: web.Request) -> tuple[Mapping[str, Any], str]:
     """Return (a request's body, a digest that is equal for retries). Raises Refused if it is late or no JSON object."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            body = json.loads(await request.read())
+            sent = await request.read()
     except TimeoutError as error:
         raise refusal(
             "body", f"not complete after {BODY_SECONDS:g} s", "send it without delay", "timed_out", 408
         ) from error
+    return await asyncio.to_thread(_read_body, sent)
+
+
+def _read_body(sent: bytes) -> tuple[Mapping[str, Any], str]:
+    try:
+        body = cleaned(json.loads(sent))
     except (ValueError, RecursionError) as error:
         raise refusal("body", f"not JSON: {error!s:.200}", "send the JSON text of an object", "malformed") from error
     if not isinstance(body, dict):

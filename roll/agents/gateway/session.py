@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from roll.agents.environments.base import TOOL_ERRORS
 from roll.agents.episodes import NO_TOKENS, SessionGenerator, named_calls
 from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, RequestRefused, refusal
 from roll.data.chat import TemplateFault
-from roll.data.renderers.base import ChatRenderer, Parsed
+from roll.data.renderers.base import ChatRenderer, Parsed, one_conversation
 from roll.rollout.group import turn_seed
 from roll.rollout.record import given, sampled_segment, without_verdict
 from roll.types import (
@@ -133,11 +133,17 @@ class Histories:
         return Opening(context, context, digests[-1], _text(messages), None)
 
     def lay(
-        self, opening: Opening, completion: Completion, answer: Message, calls: Sequence[Mapping[str, Any]]
+        self,
+        opening: Opening,
+        text: str,
+        completion: Completion,
+        answer: Message,
+        calls: Sequence[Mapping[str, Any]],
     ) -> None:
         """Record the given and the sampled tokens of an answered request.
 
         Args:
+            text: text of the given tokens.
             answer: the message that the agent receives.
             calls: the tool calls in the message, with name and arguments.
         """
@@ -145,7 +151,7 @@ class Histories:
             self._paths.append(path := _Path())
         else:
             path = opening.continued.path
-        path.segments += [given(opening.given, self._renderer.text(opening.given)), sampled_segment(completion, calls)]
+        path.segments += [given(opening.given, text), sampled_segment(completion, calls)]
         path.states.append(opening.state)
         laid = np.concatenate([segment.token_ids for segment in path.segments])
         assert np.array_equal(laid[: len(laid) - len(completion.token_ids)], opening.context), (
@@ -196,7 +202,11 @@ def _text(messages: Sequence[Message]) -> str:
     return "\n".join(message["content"] for message in messages)
 
 
+A = TypeVar("A")
+T = TypeVar("T")
 GONE = 410
+SHORT_CHARACTERS = 1 << 14
+"""Most characters of a request that is rendered and tokenised within the event loop. It takes a few milliseconds."""
 NOTHING: Message = {"role": "assistant", "content": ""}
 
 
@@ -235,7 +245,7 @@ class AgentSession:
         self._histories, self._engine_session = Histories(renderer), Session()
         self._answers: dict[str, asyncio.Task[PolicyAnswer]] = {}
         self._inner_ids: dict[str, str] = {}
-        self._requests = 0
+        self._requests, self._rendering = 0, asyncio.Lock()
         self._is_closed = False
         self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counts: defaultdict[str, float] = defaultdict(float)
@@ -304,33 +314,46 @@ class AgentSession:
             self._is_over.exception()  # mark it as retrieved, because nobody may be waiting
 
     async def _sampled(self, asked: AgentRequest, turn: int) -> PolicyAnswer:
-        inner = [self._with_inner_ids(message) for message in asked.messages]
         try:
-            opening = self._histories.open(asked.messages, inner, asked.tools)
+            return await self._opened(asked, turn)
         except TemplateFault as fault:
             problem = f"the model's chat template rejects them: {fault}"
             raise refusal(
                 "messages", problem, "send messages that the template can express", "not_supported"
             ) from fault
+
+    async def _opened(self, asked: AgentRequest, turn: int) -> PolicyAnswer:
+        async with self._rendering:
+            with one_conversation():
+                characters = _characters([asked.messages, asked.tools])
+                if characters > self._bounds.sequence * self._renderer.longest_token:
+                    return self._full(StopReason.CONTEXT_FULL)
+                opening = await _beside(characters, self._open, asked)
+                text = await _beside(characters, self._renderer.text, opening.given)
         room = self._bounds.sequence - len(opening.context)
         if room < 1:
             self._histories.give_up(opening)
             return self._full(StopReason.CONTEXT_FULL, len(opening.context))
         try:
-            return await self._laid(opening, asked, turn, room)
+            return await self._laid(opening, text, asked, turn, room)
         except BaseException:
             self._histories.give_up(opening)
             raise
 
-    async def _laid(self, opening: Opening, asked: AgentRequest, turn: int, room: int) -> PolicyAnswer:
+    def _open(self, asked: AgentRequest) -> Opening:
+        inner = [self._with_inner_ids(message) for message in asked.messages]
+        return self._histories.open(asked.messages, inner, asked.tools)
+
+    async def _laid(self, opening: Opening, text: str, asked: AgentRequest, turn: int, room: int) -> PolicyAnswer:
         most = min(room, self._sampling.max_new_tokens, asked.max_tokens or room)
         sampling = replace(self._sampling, max_new_tokens=most, stop=(*self._sampling.stop, *asked.stop))
         seed = None if self._seed is None else turn_seed(self._seed, turn)
         async with aclosing(self._generator.generate(opening.context, sampling, seed, self._engine_session)) as answer:
             [completion] = [completion async for ended in answer for _, completion in ended]
-        parsed = self._renderer.parse(completion.token_ids, asked.tools)
+        with one_conversation():
+            parsed = self._renderer.parse(completion.token_ids, asked.tools)
         message = self._outward(parsed, asked.stop)
-        self._histories.lay(opening, completion, message, named_calls(message))
+        self._histories.lay(opening, text, completion, message, named_calls(message))
         self.counts["tool_calls"] += len(message.get("tool_calls") or ())
         self.counts[TOOL_ERRORS] += len(parsed.malformed)
         self.last = message
@@ -391,6 +414,20 @@ class AgentSession:
                 "tool_calls": [{**call, "id": known.get(call["id"], call["id"])} for call in message["tool_calls"]],
             }
         return message
+
+
+async def _beside(characters: int, work: Callable[[A], T], given: A) -> T:
+    """Return `work(given)`, run in a thread if it concerns long text, so that the other sessions go on meanwhile."""
+    return await asyncio.to_thread(work, given) if characters > SHORT_CHARACTERS else work(given)
+
+
+def _characters(value: Any) -> int:
+    """Return the characters of all texts in a value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(key) + _characters(one) for key, one in value.items())
+    return sum(map(_characters, value)) if isinstance(value, Sequence) else 0
 
 
 def finish_of(completion: Completion, message: Message) -> str:

@@ -52,7 +52,7 @@ class GatewayConfig(StrictConfig):
 
     host: str = Field("127.0.0.1", description="Address to listen on. The default is reachable from this machine only.")
     port: int = Field(0, ge=0, le=LAST_PORT, description="Port to listen on; 0 chooses a free one.")
-    body_mib: PositiveInt = Field(64, le=4096, description="Largest request body, in MiB.")
+    body_mib: PositiveInt = Field(4, le=4096, description="Largest request body, in MiB.")
     sessions: PositiveInt = Field(
         4096, le=1 << 20, description="Largest number of concurrent agent episodes; further ones wait."
     )

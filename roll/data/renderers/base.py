@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from roll.data.native import TemplateFault
 from roll.types import Ints
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class ChatRenderer(Protocol):
 
     stop_token_ids: frozenset[int]
     """Token ids that end a turn. The engine must stop on them."""
+    longest_token: int
+    """Upper bound of the characters of a token. Longer text than this for each token of a context does not fit."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ints:
         """Return the tokens of a whole conversation, with an assistant turn opened at the end.
@@ -51,3 +58,20 @@ class ChatRenderer(Protocol):
     def text(self, token_ids: Ints) -> str:
         """Return the text of tokens, including special ones."""
         ...
+
+
+@contextmanager
+def one_conversation() -> Iterator[None]:
+    """A context in which a renderer works on one conversation. Whatever it raises is the fault of that conversation
+    alone, because templates, tokenizers and parsers of calls raise errors of any type.
+
+    Raises:
+        TemplateFault: the renderer raised.
+    """
+    try:
+        yield
+    except TemplateFault:
+        raise
+    except Exception as error:
+        LOG.warning("a conversation cannot be rendered or parsed", exc_info=error)
+        raise TemplateFault(f"{type(error).__name__}: {error!s:.200}") from error

@@ -29,6 +29,8 @@ class Encoder:
 
     Attributes:
         marks: token id of each special token by its text; see `special_marks`.
+        longest_token: upper bound of the characters of a token. Vocabularies write a token with at least one character
+            for each of its bytes or characters.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
@@ -38,6 +40,7 @@ class Encoder:
             raise ValueError("its tokenizer is not one of the library 'tokenizers' (it has no tokenizer.json)")
         added = tokenizer.added_tokens_decoder
         self.marks: Mapping[str, int] = special_marks(tokenizer, template)
+        self.longest_token = max(map(len, backend.get_vocab()))
         self._tokenizer = tokenizer
         self._whole: Tokenizer = backend
         self._strip_left = {token.content for token in added.values() if token.lstrip}
@@ -67,7 +70,8 @@ class Encoder:
             plain = piece.replace(guard, "") if guard else piece
             if plain:
                 backend = self._first if first and not number else self._later
-                found = backend.encode(plain, add_special_tokens=False).ids
+                # Other threads run meanwhile, as they do not in `encode`.
+                found = backend.encode_batch_fast([plain], add_special_tokens=False)[0].ids
                 if not self._forbidden.isdisjoint(found):
                     raise TemplateFault(
                         f"the tokenizer converts a part of the plain text {plain[:80]!r} to a special token"

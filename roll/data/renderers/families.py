@@ -114,6 +114,7 @@ class FamilyRenderer:
         self._encoder, self._render_text, self._library = encoder, render, library
         self._opened = self.render([ASKED], ()).tolist()
         self.stop_token_ids = frozenset(library.get_stop_token_ids())
+        self.longest_token = encoder.longest_token
 
     def render(self, messages: Messages, tools: Tools) -> Ints:
         return render_tokens(self._encoder, self._render_text, messages, tools)
@@ -295,6 +296,7 @@ class TemplateRenderer:
         self._no_system = self._moving()
         marks = {encoder.marks[one.mark] for one in self._endings.values()}
         self._closing = frozenset(marks)
+        self.longest_token = encoder.longest_token
         self.stop_token_ids = frozenset(marks if eos_token_id is None else {*marks, eos_token_id})
 
     def render(self, messages: Messages, tools: Tools) -> Ints:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from roll.rewards.judges.judge import JudgeReply
+from roll.system.text import cleaned
 from roll.types import Sampling
 
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -62,7 +63,7 @@ def parse_chat_response(
     if status != 200:
         return Refusal(f"status {status}: {_message(body)}", again=False)
     try:
-        said: Any = json.loads(body)
+        said: Any = cleaned(json.loads(body))
         answers = tuple(_content(choice["message"]) for choice in said["choices"])
         usage = said.get("usage") or {}
         counts = [int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens")]
@@ -102,7 +103,7 @@ def _retry_after(value: str | None, now: datetime | None) -> float | None:
 def _message(body: bytes) -> str:
     """Return the error message if the body has OpenAI's error format, else the start of the body."""
     try:
-        error = json.loads(body)["error"]
+        error = cleaned(json.loads(body))["error"]
         return _excerpt((error["message"] if isinstance(error, dict) else str(error)).encode())
     except UNREADABLE:
         return _excerpt(body)

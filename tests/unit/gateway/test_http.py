@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,10 +15,13 @@ import openai
 import pytest
 
 from roll.agents.gateway.server import Gateway, GatewayBounds
+from roll.agents.gateway.session import AgentSession, SessionBounds
+from roll.data.renderers.families import chat_renderer
 from roll.errors import ConfigError, RollError
-from roll.types import StopReason
+from roll.models.load import load_tokenizer
+from roll.types import Sampling, StopReason
 from tests import limits
-from tests.unit.gateway.asking import check_exact, laid, record, session, turns
+from tests.unit.gateway.asking import ask, check_exact, laid, record, session, turns
 from tests.unit.gateway.serving import BODY_BYTES, LOOPBACK, Served, run, served
 from tests.unit.rollout.playing import Engine
 
@@ -395,5 +400,39 @@ def test_it_listens_where_it_is_told_alone() -> None:
         gateway = Gateway(GatewayBounds(BODY_BYTES, 1))
         async with gateway.listening("0.0.0.0", 0):
             assert gateway.base_url.startswith(f"http://{LOOPBACK}:"), "the run's agents are on this machine"
+
+    run(work())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "surrogatepass"])
+def test_halves_of_surrogate_pairs_are_replaced(encoding: str) -> None:
+    async def work() -> None:
+        body = {"messages": [{"role": "user", "content": "cut: \ud83d"}], "model": "\udc00", "tools": [ADD]}
+        sent = json.dumps(body, ensure_ascii=encoding == "ascii").encode(errors="surrogatepass")
+        async with served(quick()) as one, httpx.AsyncClient(timeout=limits.CALL) as client:
+            answer = await client.post(
+                f"{one.gateway.base_url}/chat/completions", content=sent, headers=bearer(one.key)
+            )
+            assert answer.status_code == 200 and answer.json()["model"] == "\ufffd"
+        assert [request.context for request in one.engine.requests] == ["user:cut: \ufffd|assistant:"]
+
+    run(work())
+
+
+def test_loop_serves_others_while_long_text_is_tokenised(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    text = "lorem ipsum 12 " * (1 << 16)
+
+    async def work() -> None:
+        chat = chat_renderer(tokenizer, tiny_model, "chatml")
+        opened = AgentSession(quick(), chat, Sampling(40), SessionBounds(4, 1 << 30), 1, time.time)
+        asking = asyncio.create_task(ask(opened, [{"role": "user", "content": text}]))
+        looks = 0
+        while not asking.done():
+            await asyncio.sleep(0.001)
+            looks += 1
+        asking.cancel()
+        assert looks > 20
+        await opened.close()
 
     run(work())

@@ -15,9 +15,22 @@ from roll.agents.environments.base import Message
 from roll.agents.gateway.asked import PolicyAnswer, RequestRefused
 from roll.agents.gateway.session import AgentSession
 from roll.data.chat import TemplateFault
+from roll.data.renderers.base import Parsed
 from roll.errors import RollError
 from roll.types import Ints, StopReason
-from tests.unit.gateway.asking import NOW, USER, ask, check_exact, given_up, laid, record, session, tool, turns
+from tests.unit.gateway.asking import (
+    NOW,
+    SEQUENCE,
+    USER,
+    ask,
+    check_exact,
+    given_up,
+    laid,
+    record,
+    session,
+    tool,
+    turns,
+)
 from tests.unit.rollout.playing import Chat, Engine
 from tests.unit.rollout.simulated import VirtualTime
 
@@ -345,3 +358,51 @@ def test_random_conversations_train_on_engine_tokens(seed: int) -> None:
 
     _, opened = played(work, engine, requests=100, sequence=300)
     check_exact(record(opened), engine)
+
+
+def test_any_error_of_a_renderer_refuses_one_request() -> None:
+    class Broken(Chat):
+        def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints:
+            if messages == [USER]:
+                return super().render(messages, tools)
+            raise RuntimeError("the tokenizer gave up")
+
+        def parse(self, sampled: Ints, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+            if tools:
+                raise RecursionError("the parser gave up")
+            return super().parse(sampled, tools)
+
+    async def work(opened: AgentSession) -> None:
+        for messages, tools in (([USER, USER], ()), ([USER], [{"type": "function"}])):
+            with pytest.raises(RequestRefused) as refused:
+                await ask(opened, messages, tools)
+            assert refused.value.status == 400 and "gave up" in opened.refused
+        assert (await ask(opened, [USER])).message["content"] == "turn 1"
+
+    played(work, Engine(turns()), chat=Broken())
+
+
+def test_request_of_too_many_characters_is_not_rendered() -> None:
+    class Counting(Chat):
+        longest_token = 4
+        rendered = 0
+
+        def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Ints:
+            self.rendered += 1
+            return super().render(messages, tools)
+
+    chat, engine = Counting(), Engine(turns())
+
+    async def work(opened: AgentSession) -> None:
+        long = "x" * (4 * SEQUENCE)
+        for messages, tools in (
+            ([{"role": "user", "content": long}], ()),
+            ([USER], [{"type": "function", "function": {"name": "f", "description": long}}]),
+        ):
+            answer = await ask(opened, messages, tools)
+            assert answer.finish == "length" and opened.stop is StopReason.CONTEXT_FULL
+        assert chat.rendered == 0 and not engine.requests
+        await ask(opened, [USER])
+        assert chat.rendered == 1
+
+    played(work, engine, chat=chat)

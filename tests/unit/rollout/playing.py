@@ -42,6 +42,7 @@ class Chat:
     """Implements `ChatRenderer`."""
 
     stop_token_ids = frozenset({END})
+    longest_token = 100
 
     def __init__(self, has_bridge: bool = True) -> None:
         self._has_bridge = has_bridge
