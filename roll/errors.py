@@ -1,10 +1,7 @@
-"""The exceptions of roll, and the exit status of a command for each of them (see `run_command`)."""
+"""The exceptions of roll, and the exit status of a command for each of them (see `roll.system.command`)."""
 
 from __future__ import annotations
 
-import sys
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,22 +14,6 @@ class RollError(Exception):
     """Base class of all errors that roll raises deliberately."""
 
     exit_status = PART_FAILED
-
-
-def run_command(work: Callable[[], object]) -> int:
-    """Run a command and return its exit status. Print errors to stderr, unexpected ones with a traceback."""
-    try:
-        work()
-    except RollError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except Exception:
-        traceback.print_exc()
-        return PART_FAILED
-    return 0
 
 
 FaultCode = Literal[

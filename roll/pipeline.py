@@ -20,7 +20,8 @@ from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.plan.show import WIDTH, show_plan
 from roll.config.schema.pipelines import Config
-from roll.errors import PART_FAILED, ConfigError, DataError, Fault, run_command
+from roll.errors import PART_FAILED, ConfigError, DataError, Fault
+from roll.system.command import run_command
 
 Job = tuple[Config, Plan]
 """A checked configuration and its plan."""

@@ -15,17 +15,18 @@ import hashlib
 import json
 import random
 import re
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roll.data.json_text import parsed
-from roll.errors import DataError, Fault, run_command
+from roll.errors import DataError, Fault
+from roll.system.command import run_command
+from roll.system.own_folder import new_folder
 
 BOX = "Reason step by step, and put the final answer within \\boxed{}."
 """Instruction that Qwen2.5 was trained with for mathematics. `math_rule` reads the answer from the box."""
@@ -383,20 +384,16 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
                 "already_exists",
             )
         )
-    aside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
-    except OSError as error:
-        problem = f"'{out}' cannot be created: {error}"
-        raise DataError(
-            Fault("--output", problem, "give a folder in a place that you can write to", "not_writable")
-        ) from error
-    try:
-        yield aside
-        aside.rename(out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(new_folder(out))
+            folder.mkdir()
+        except OSError as error:
+            problem = f"'{out}' cannot be created: {error}"
+            raise DataError(
+                Fault("--output", problem, "give a folder in a place that you can write to", "not_writable")
+            ) from error
+        yield folder
 
 
 def _count(text: str) -> int:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from roll.config.schema.strategies import strategy_names
-from roll.errors import run_command
 from roll.evaluation.request import Request
+from roll.system.command import run_command
 
 if TYPE_CHECKING:
     from roll.evaluation.settings import Evaluation

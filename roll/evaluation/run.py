@@ -75,7 +75,6 @@ def run_evaluation(evaluation: Evaluation, life: ActivityDisplay) -> EvaluationR
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
-            interrupt.install()
             groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress, life))
         _print_stage("all responses are scored; computing the results")
         sets = {name: set_result(name, found, _samples(config, name), inputs.bars) for name, found in groups.items()}

@@ -7,13 +7,14 @@ export failed.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from roll.errors import ConfigError, Fault, run_command
+from roll.errors import ConfigError, Fault
+from roll.system.command import run_command
+from roll.system.own_folder import new_folder
 
 FORMATS = ("hf", "peft", "merged", "fp32", "universal")
 HELP = (
@@ -96,24 +97,16 @@ def export(path: Path, out: Path, wish: str | None) -> str:
 @contextmanager
 def _atomic_folder(out: Path) -> Iterator[Path]:
     """Yield a folder that becomes `out` at the end, or is removed after an error. Raises ConfigError if it cannot."""
-    aside = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(
-            Fault(
-                "out",
-                f"'{out}' cannot be created: {error}",
-                "give a folder in a place that you can write to",
-                "not_writable",
-            )
-        ) from error
-    try:
-        yield aside
-        aside.rename(out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(new_folder(out))
+            folder.mkdir()
+        except OSError as error:
+            problem = f"'{out}' cannot be created: {error}"
+            raise ConfigError(
+                Fault("out", problem, "give a folder in a place that you can write to", "not_writable")
+            ) from error
+        yield folder
 
 
 if __name__ == "__main__":

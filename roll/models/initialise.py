@@ -6,8 +6,6 @@ A run always starts from weights on disk, so that all of its roles, and a resume
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from roll.errors import BadInput, ConfigError, Fault
 from roll.models.load import DTYPES, load_tokenizer, unreadable
+from roll.system.own_folder import new_folder
 
 
 def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code: bool = False) -> None:
@@ -48,11 +47,9 @@ def initialise(source: str, out: Path, seed: int, dtype: str, trust_remote_code:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    model.to(DTYPES[dtype]).save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    os.rename(partial, out)
+    with new_folder(out) as folder:
+        model.to(DTYPES[dtype]).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def main() -> int:

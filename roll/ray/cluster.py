@@ -23,10 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import ray
-from ray._private import ray_constants
+from ray import _raylet
+from ray._private import ray_constants, utils
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
 
 from roll.errors import ConfigError, Fault, RollError
@@ -223,17 +225,44 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
     """
     before = set(psutil.Process().children())
     try:
-        if os.environ.get("RAY_ADDRESS"):
-            join_cluster()
-        else:
-            with hangups_blocked():
-                start_cluster(scratch, gpus)
-    except SystemExit:  # raised by Ray's handler of SIGTERM, which ray.init installs
-        raise KeyboardInterrupt from None
+        with handler_kept():
+            if os.environ.get("RAY_ADDRESS"):
+                join_cluster()
+            else:
+                with hangups_blocked():
+                    start_cluster(scratch, gpus)
     finally:
         started = [process for process in psutil.Process().children() if process not in before]
         leftovers.record([process.pid for process in started])
     return [process for process in started if process.name() in HEADS]
+
+
+@contextmanager
+def handler_kept() -> Iterator[None]:
+    """A context in which Ray starts and the process keeps its handler of SIGTERM, also when Ray shuts down later.
+
+    Ray replaces the handler thrice. Its two handlers in Python end the process without its cleanup. That of its core
+    worker, in C++, ends it at once, and the end of the core worker leaves the default action, which does the same.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():  # then Ray installs none in Python
+        yield
+        return
+
+    class CoreWorker(_raylet.CoreWorker):  # pyright: ignore[reportAttributeAccessIssue]
+        def __init__(self, *_: object) -> None:
+            signal.signal(signal.SIGTERM, handler)
+
+        def shutdown_driver(self) -> None:
+            now = signal.getsignal(signal.SIGTERM)
+            super().shutdown_driver()
+            signal.signal(signal.SIGTERM, now)
+
+    with (
+        patch.object(_raylet, "CoreWorker", CoreWorker),
+        patch.object(utils, "set_sigterm_handler", lambda _: None),
+    ):
+        yield
 
 
 @contextmanager

@@ -186,7 +186,6 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
-            interrupt.install()
             stack.enter_context(memory_of_steps())
             context = RunContext(plan, session, checkpointer, tracker)
             reopen = partial(_reopened, stack, config, steps, life)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,12 @@ from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.device_phases import DevicePhases
 from roll.runs.position import Epochs, Position
+from roll.system.own_folder import make_way, new_folder
 
 LOG = logging.getLogger(__name__)
 EXPORT = "export"
+EXPORT_MARK = ".exported_by_roll"
+"""Name of the empty file that marks an export. A folder without it is not removed."""
 CRITIC_FOLDER = "critic"
 """Name of the critic's folder in that of the policy's state."""
 CONFIG_FILE = "config.yaml"
@@ -195,7 +197,7 @@ class Checkpointer:
         if self._config.save_at_end and position.step >= self._last_step:
             # Remove the export of an earlier, shorter run. Otherwise this run would look finished if it were killed
             # before its own export.
-            shutil.rmtree(self._final, ignore_errors=True)
+            make_way(self._final, EXPORT_MARK)
         state = LoopState(
             step=position.step,
             policy_version=position.policy_version,
@@ -214,11 +216,10 @@ class Checkpointer:
         LOG.info("checkpoint of step %d: %s", *self.last)
 
     async def _export(self) -> None:
-        aside = self._final.with_name(f".{EXPORT}.partial")
-        shutil.rmtree(aside, ignore_errors=True)
-        await self._trainer.export(aside)
-        shutil.rmtree(self._final, ignore_errors=True)
-        aside.rename(self._final)
+        with new_folder(self._final) as folder:
+            await self._trainer.export(folder)
+            (folder / EXPORT_MARK).touch()
+            make_way(self._final, EXPORT_MARK)
         self.exported = self._final
         LOG.info("exported: %s", self._final)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 import time
@@ -18,8 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+from roll.system.command import SIGNALS
+
 LOG = logging.getLogger(__name__)
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 1.0
 """Seconds in which several signals count as one: a terminal, a launcher and a batch system may send each."""
 
@@ -30,7 +30,6 @@ class Interrupt:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds."""
         self._clock, self._first = clock, 0.0
-        self._terminals = [number for number in (1, 2) if os.isatty(number)]
         self._happened = self._has_begun = self._is_ending = False
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
 
@@ -43,7 +42,8 @@ class Interrupt:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
         if self._before[signal.SIGHUP] is signal.SIG_IGN:  # ignored by nohup
             del self._before[signal.SIGHUP]
-        self.install()
+        for number in self._before:
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -51,11 +51,6 @@ class Interrupt:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-    def install(self) -> None:
-        """Install the handlers. Call again after a library, such as Ray, has installed its own."""
-        for number in self._before:
-            signal.signal(number, self._handle)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -73,8 +68,6 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._leave_terminals()
         if self._work is not None:
             self._work[0].call_soon_threadsafe(self._report, signal.Signals(number).name, self._clock())
         elif not self._is_ending:
@@ -96,10 +89,3 @@ class Interrupt:
                 file=sys.stderr,
                 flush=True,
             )
-
-    def _leave_terminals(self) -> None:
-        """Discard output to a terminal that was closed, because a write error would hide how the run ends."""
-        with open(os.devnull, "w") as nowhere:
-            for number in self._terminals:
-                if not os.isatty(number):
-                    os.dup2(nowhere.fileno(), number)

@@ -1,5 +1,6 @@
 """Private folders of a process, and the file locks that hold them. The kernel releases a lock when the process that
-holds it ends for any reason; later processes then remove the folder.
+holds it ends for any reason; later processes then remove the folder. No other folder is ever removed: one that takes
+another's place is built in a private folder, and what it does not own there is kept under another name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -94,3 +96,32 @@ def remove_ownerless(parent: Path) -> None:
     """Remove the folders in `parent` whose process was killed, with their contents."""
     for folder in ownerless(parent):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A context with a path, next to `out`, of a folder that the caller creates. It is renamed to `out` at the end, or
+    removed after an error.
+
+    Raises:
+        OSError: the parent of `out` cannot be created or written, or `out` exists and is not empty.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_ownerless(out.parent)
+    with own_folder(out.parent) as site:
+        folder = site / out.name
+        yield folder
+        folder.rename(out)
+
+
+def make_way(path: Path, mark: str) -> None:
+    """Remove the folder `path` if it contains the file `mark`, which only its writer puts there.
+
+    Anything else at `path` belongs to the user: it is renamed, with a warning.
+    """
+    if (path / mark).is_file() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        kept = next(name for n in count(1) if not os.path.lexists(name := path.with_name(f"{path.name}.kept_{n}")))
+        path.rename(kept)
+        LOG.warning("%s was not written by this program, or by an earlier version; it is kept as %s", path, kept)

@@ -26,6 +26,8 @@ from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 KERNEL_FILES = re.compile("proc|sysfs|cgroup2?|devpts|debugfs|tracefs|securityfs|mqueue|bpf|pstore")
+SYSTEM_FOLDERS = re.compile("bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var")
+"""The top-level folders of the Filesystem Hierarchy Standard 3.0."""
 DATA_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 
@@ -243,6 +245,9 @@ def _run_folder(config: Config, found: DiskFacts) -> None:
         found.faults.append(
             Fault("output_dir", "'' names no folder", "set it to the run folder, for example ./output/my_run", "empty")
         )
+    elif place := _whose(folder.resolve()):
+        problem = f"'{config.output_dir}' is {place}, whose files a run would be mixed with"
+        found.faults.append(Fault("output_dir", problem, "use a folder of its own, as ./output/my_run", "not_allowed"))
     elif kind := _kernel_folder(nearest):
         problem = (
             f"'{config.output_dir}' cannot be created: {nearest} is a file system of the kernel ({kind}), which "
@@ -261,6 +266,20 @@ def _run_folder(config: Config, found: DiskFacts) -> None:
     elif not os.access(nearest, os.W_OK | os.X_OK):
         problem = f"'{config.output_dir}' cannot be written: you have no write permission for {nearest}"
         found.faults.append(Fault("output_dir", problem, "use another folder", "not_writable"))
+
+
+def _whose(folder: Path) -> str:
+    """Return what an existing folder is, if it is not one that a run may have for itself; else an empty text."""
+    here, home = Path.cwd(), Path(os.path.expanduser("~"))
+    if folder in (here, *here.parents):
+        return "the working directory" if folder == here else "above the working directory"
+    if folder in (home, *home.parents) or folder.parent == Path("/home"):
+        return "a home directory, or above one"
+    if folder.parent == Path("/") and SYSTEM_FOLDERS.fullmatch(folder.name):
+        return "a folder of the system"
+    if repository := next((name for name in (".git", ".hg", ".svn") if (folder / name).exists()), None):
+        return f"the root of a repository (it has {repository})"
+    return ""
 
 
 def _kernel_folder(folder: Path) -> str | None:

@@ -23,7 +23,7 @@ from typing import Literal
 
 from roll.errors import CheckpointError, ConfigError, Fault
 from roll.runs.checkpoint.manifest import MANIFEST, Manifest, check_sizes, seal, sync_folder, verify_checkpoint
-from roll.system.own_folder import LockHeld, holding_lock
+from roll.system.own_folder import LockHeld, holding_lock, make_way
 
 LOG = logging.getLogger(__name__)
 
@@ -174,6 +174,8 @@ class CheckpointStore:
 
     def _publish(self, partial: Path, final: Path) -> None:
         """Rename a sealed folder to its final name, then remove the previous checkpoint of that name, if any."""
+        if not (final / MANIFEST).is_file():
+            make_way(final, MANIFEST)
         replaced = self._set_aside(final, "replaced") if final.exists() else None
         os.rename(partial, final)
         sync_folder(self.folder)

@@ -437,3 +437,15 @@ def test_an_ambiguous_name_lists_the_candidates(tmp_path: Path, monkeypatch: pyt
         ("duplicate", "--config-name"),
         ("unknown_name", "--config-name"),
     ]
+
+
+@pytest.mark.parametrize("place", [".", "..", "/", "/etc", "~", "repository", "link"])
+def test_run_folder_is_its_own(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    (folder / "repository" / ".git").mkdir(parents=True)
+    (folder / "link").symlink_to(folder / "repository")
+    value = str(folder / "home") if place == "~" else place
+    with pytest.raises(ConfigError) as caught:
+        jobs_of(folder, f"output_dir={value}")
+    assert coded(caught.value.faults) == [("not_allowed", "output_dir")]
+    jobs_of(folder, "output_dir=repository/output")

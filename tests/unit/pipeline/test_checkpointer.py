@@ -89,3 +89,17 @@ def test_a_checkpoint_is_written_where_an_epoch_ends(tmp_path: Path) -> None:
         asyncio.run(checkpointer.save_if_due(Position(step, step)))
     written = sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*"))
     assert written == ["step_3", "step_5", "step_8"], "epochs end at rows 10, 20 and 30, in steps 3, 5 and 8"
+
+
+def test_folders_of_the_user_are_kept(tmp_path: Path) -> None:
+    own = ["export", ".export.partial", "checkpoints/step_2"]
+    for name in own:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "notes.txt").write_text(name)
+    for steps, resume in ((2, "never"), (4, "auto")):
+        checkpointer, trainer, _ = begin(tmp_path, f"max_steps={steps}", f"resume_from_checkpoint={resume}")
+        trainer.step = steps
+        asyncio.run(checkpointer.finish(Position(steps, steps)))
+    assert sorted(path.read_text() for path in tmp_path.rglob("notes.txt")) == sorted(own)
+    assert (tmp_path / "export" / "weights").read_text() == "4"
+    assert len(list(tmp_path.glob("export*"))) == 2, "an export of the run itself is replaced"

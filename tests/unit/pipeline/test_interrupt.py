@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import pty
 import signal
-import subprocess
-import sys
-import termios
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
 from roll.errors import WorkerFailed
-from roll.runs.interrupt import SAME_SECONDS, SIGNALS, Interrupt
+from roll.runs.interrupt import SAME_SECONDS, Interrupt
+from roll.system.command import SIGNALS
 from tests import limits
 
 Work = Callable[[Interrupt], Awaitable[None]]
@@ -138,45 +133,6 @@ def test_hangup_ignored_by_nohup_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_closed_terminal_is_no_longer_written_to(tmp_path: Path) -> None:
-    """If the connection breaks, the run continues to the end of its step, and printing to the closed terminal is not an
-    error.
-    """
-    program = """
-import asyncio, os, sys
-from roll.runs.interrupt import Interrupt
-async def work(interrupt):
-    with interrupt.working():
-        interrupt.happened()
-        print("ready", flush=True)
-        while not interrupt.happened():
-            await asyncio.sleep(0.01)
-        print("step", flush=True)
-        open(sys.argv[1], "w").write("checkpoint")
-try:
-    with Interrupt() as interrupt:
-        asyncio.run(work(interrupt))
-except KeyboardInterrupt:
-    print("interrupted", file=sys.stderr)
-    sys.exit(130)
-"""
-    ours, theirs = pty.openpty()
-    words = [sys.executable, "-c", program, str(tmp_path / "saved")]
-    process = subprocess.Popen(
-        words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=own_terminal
-    )
-    os.close(theirs)
-    assert b"ready" in os.read(ours, 1 << 10)
-    os.close(ours)
-    assert process.wait(limits.PROCESS) == 130
-    assert (tmp_path / "saved").read_text() == "checkpoint"
-
-
-def own_terminal() -> None:
-    """In the child process, make the terminal of standard input the controlling terminal."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 def test_one_is_enough_before_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
     ended: list[str] = []
 
@@ -223,13 +179,3 @@ def test_signal_before_the_work_interrupts_in_order() -> None:
             send(signal.SIGTERM)
             ended.append("folder")
     assert ended == ["folder"]
-
-
-def test_signal_handler_of_library_is_replaced() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with Interrupt() as interrupt:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
-        interrupt.install()
-        with pytest.raises(KeyboardInterrupt):
-            send(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before

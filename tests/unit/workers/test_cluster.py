@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -49,7 +50,6 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("cut_off", "raised"),
     [
-        (SystemExit(15), KeyboardInterrupt),
         (KeyboardInterrupt(), KeyboardInterrupt),
         (OSError(), cluster.ClusterUnavailable),
     ],
@@ -57,7 +57,7 @@ def is_running(pid: int) -> bool:
 def test_a_start_that_is_cut_off_leaves_nothing(
     cut_off: BaseException, raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """During its start, Ray turns SIGTERM into `sys.exit(15)` and forgets the processes that it has already started."""
+    """If its start is interrupted, Ray forgets the processes that it has already started."""
     pids: list[int] = []
 
     def init(**_: object) -> None:
@@ -75,6 +75,27 @@ def test_a_start_that_is_cut_off_leaves_nothing(
     assert len(pids) == 2
     limits.until(lambda: not any(map(is_running, pids)), "all started processes are gone", limits.END)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_ray_leaves_the_handler_of_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray installs handlers of its own when it starts, and the default action when it shuts down."""
+    taken: list[int] = []
+    remove = cluster.Leftovers.remove
+
+    def signalled(leftovers: cluster.Leftovers, seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        remove(leftovers, seconds)
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster.Leftovers, "remove", signalled)
+    before = signal.signal(signal.SIGTERM, lambda number, _: taken.append(number))
+    try:
+        with cluster.cluster(tmp_path, gpus=0, gpus_per_node=8):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert taken == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert taken == [signal.SIGTERM] * 2
 
 
 def test_death_of_head_ends_work_as_cause(tmp_path: Path) -> None:
