@@ -40,7 +40,7 @@ from roll.hosted.protocol import (
     read_reply,
 )
 from roll.system.orphans import is_alive
-from roll.system.tree import LOOK_EVERY, TreeBounds, tree
+from roll.system.tree import LOOK_EVERY, STOPPED_LOOKS, TreeBounds, tree
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Child:
         self._received = bytearray()
         self._ended = False
         self._cause = ""
-        self._was_ended_here = False
+        self._was_ended_here = self._was_stopped = False
         self._woken = False
         self._ready: asyncio.Future[None] | None = None
         # -P: modules are found by the parent's sys.path, which is passed as PYTHONPATH, and not in the working
@@ -110,8 +110,8 @@ class Child:
         return False
 
     def was_killed(self) -> bool:
-        """Return whether the process was killed by a SIGKILL that this object did not send."""
-        return self._process.returncode == -signal.SIGKILL and not self._was_ended_here
+        """Return whether a SIGKILL that this object did not send, or a SIGSTOP, ended the process."""
+        return self._was_stopped or (self._process.returncode == -signal.SIGKILL and not self._was_ended_here)
 
     async def send(self, message: Any, timeout: float) -> None:
         """Send a message. Raise TimeoutError after `timeout` seconds, or ChildDied."""
@@ -164,8 +164,14 @@ class Child:
         self._socket.close()
 
     async def watch(self, name: str, bounds: TreeBounds) -> None:
-        """Kill the process if it exceeds a bound, logged under `name`. `receive` then raises ChildDied with it."""
+        """Kill the process if it exceeds a bound or stays stopped, logged under `name`. `receive` then raises ChildDied
+        with it.
+        """
+        stopped = 0
         while self.alive():
+            stopped = stopped + 1 if self.is_stopped() else 0
+            if stopped == STOPPED_LOOKS:
+                self._was_stopped, self._cause = True, "the process was stopped (SIGSTOP)"
             if why := self.end_beyond(bounds):
                 LOG.warning("%s: %s", name, why)
             await asyncio.sleep(LOOK_EVERY)

@@ -97,6 +97,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 LOOK_EVERY = 0.5
 """Seconds between two checks of a bounded process tree."""
+STOPPED_LOOKS = 24
+"""Consecutive checks that must find a process stopped. A count, not a time, as Ctrl-Z stops the checks too."""
 
 
 @dataclass(frozen=True)

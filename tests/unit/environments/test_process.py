@@ -177,6 +177,19 @@ def test_a_process_that_is_killed_is_replaced() -> None:
     run(go())
 
 
+def test_a_stopped_process_is_noticed_before_its_deadline() -> None:
+    async def go() -> None:
+        async with process(step_timeout=10 * limits.CALL) as held:
+            await held.open(1, ROW, 0)
+            [child] = environment_children()
+            os.kill(child, signal.SIGSTOP)
+            assert "SIGSTOP" in (await failure(held.step(1, says("go")))).why
+            await held.open(2, ROW, 0)
+            assert (await held.step(2, says("go"))).reward == 0.5
+
+    run(go())
+
+
 def test_cancelled_call_leaves_process_to_its_neighbours(marks: Path) -> None:
     async def go() -> None:
         async with process(environment="worlds:Awaited") as held:
