@@ -212,7 +212,7 @@ def reinforcement(world: World) -> tuple[Play, ...]:
         *(edge_world.AGENT_KILLED, edge_world.SURROGATE, edge_world.SUPERVISOR_KILLED, edge_world.AGENT_STOPPED),
         edge_world.ORPHANED,
     )
-    shared = Fault("/dev/shm full amid a sync", SYNC, "actor_train-0", "fill /dev/shm", noticed=ENDED, back="")
+    shared = Fault("shared memory full amid a sync", SYNC, "actor_train-0", "fill /dev/shm", noticed=ENDED, back="")
     return (
         Play("still-rlvr", rlvr(world), ()),
         Play("six", rlvr(world), RLVR_FAULTS, still="still-rlvr"),
@@ -226,7 +226,7 @@ def reinforcement(world: World) -> tuple[Play, ...]:
         Play(
             "no-shared",
             rlvr(world),
-            (Fault("/dev/shm of 1 MiB", steps=0, noticed="", back="", named="/dev/shm|shared memory"),),
+            (Fault("shared memory of 1 MiB", steps=0, noticed="", back="", named="/dev/shm|shared memory"),),
             ((2, 3),),
             full="/dev/shm",
             mib=1,
