@@ -41,8 +41,7 @@ PARTS = 10
 
 
 def run_evaluation(evaluation: Evaluation, life: ActivityDisplay) -> EvaluationResult:
-    """Answer every held-out prompt, score the answers, and write the results. `life` shows the stages until the first
-    answers.
+    """Answer every held-out prompt, score the answers, and write the results. `life` shows the stages.
 
     Raises:
         BadInput: the data, the model, the rewards or the output folder cannot be used.
@@ -63,7 +62,7 @@ def run_evaluation(evaluation: Evaluation, life: ActivityDisplay) -> EvaluationR
         samples = stack.enter_context((folder / SAMPLES_FILE).open("wb", buffering=0))
         asked = {name: min(len(rows), evaluation.request.limit or len(rows)) for name, rows in inputs.held_out.items()}
         responses = sum(count * _samples(config, name) for name, count in asked.items())
-        progress = EvaluationProgress(samples, asked, responses, inputs.bars, life)
+        progress = EvaluationProgress(samples, asked, responses, inputs.bars)
         _print_stage(
             f"{', '.join(f'{name}: {count} of {len(inputs.held_out[name])} prompts' for name, count in asked.items())} "
             f"will be answered"
@@ -129,7 +128,6 @@ class EvaluationProgress:
         prompts: Mapping[str, int],
         responses: int,
         bars: Mapping[str, Bars],
-        life: ActivityDisplay,
     ) -> None:
         """
         Args:
@@ -137,15 +135,13 @@ class EvaluationProgress:
             prompts: number of prompts of each set.
             responses: number of responses to all prompts.
             bars: when a response passes, by domain.
-            life: shows the stages up to the first answers.
         """
-        self._samples, self._prompts, self._responses, self._bars, self._life = samples, prompts, responses, bars, life
+        self._samples, self._prompts, self._responses, self._bars = samples, prompts, responses, bars
         self._done, self._answered = Counter[str](), 0
         self.failures: list[str] = []
         """Texts about rewards that failed."""
 
     def begun(self) -> None:
-        self._life.rest()
         _print_stage(f"all roles are ready; answering {', '.join(self._prompts)}: 0 of {self._responses} responses")
 
     def answered(self, responses: int) -> None:

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rich.console import Console
+
 from roll.errors import ConfigError, Fault
 from roll.system.command import run_command
 from roll.system.own_folder import new_folder
+from roll.tracking.life import ActivityDisplay
 
 FORMATS = ("hf", "peft", "merged", "fp32", "universal")
 HELP = (
@@ -28,9 +31,14 @@ HELP = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the export that the command line describes. Return the exit status."""
     arguments = export_parser().parse_args(argv)
-    return run_command(
-        lambda: print(f"{export(arguments.checkpoint, arguments.out, arguments.format)}: {arguments.out}")
-    )
+
+    def work() -> None:
+        with ActivityDisplay(Console(stderr=True)) as life:
+            life.driver(f"exporting {arguments.checkpoint}")
+            form = export(arguments.checkpoint, arguments.out, arguments.format)
+        print(f"{form}: {arguments.out}")
+
+    return run_command(work)
 
 
 def export_parser() -> argparse.ArgumentParser:

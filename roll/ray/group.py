@@ -216,7 +216,7 @@ class WorkerGroup(Ranks[S]):
     @property
     def work(self) -> str | None:
         """See `ObservedGroup`."""
-        return next((work_of(method) for method in (+self._calls)), None)
+        return work_of(+self._calls)
 
     def printed(self, rank: int) -> str:
         """Return the last text that a rank's current process printed; "" if its log is not on this host."""

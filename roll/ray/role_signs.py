@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +32,8 @@ WORK = {
     "load_adapter": "loading an adapter",
 }
 """Descriptions of a strategy's methods for users. Other methods are shown by their name."""
+PROBES = {"cause_of_death", "activity"}
+"""Methods that only query a rank, at any time. They are no work, and are not shown."""
 NO_PROCESS = "starting its process"
 READY = "ready"
 
@@ -115,9 +117,9 @@ class RoleActivity:
         return f"{stage}, compiling" if found and found.compiles and not stage.startswith("compiling") else stage
 
 
-def work_of(method: str) -> str:
-    """Return the description of the work of ranks that run this method of their strategy."""
-    return WORK.get(method, method.replace("_", " "))
+def work_of(methods: Iterable[str]) -> str | None:
+    """Return the description of the work of ranks that run these methods of their strategy; None if they only probe."""
+    return next((WORK.get(method, method.replace("_", " ")) for method in methods if method not in PROBES), None)
 
 
 def common_stage(stages: Sequence[str]) -> str:

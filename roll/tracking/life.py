@@ -28,6 +28,8 @@ TICK = 1.0
 """Time between two checks of the processes, in seconds."""
 LINE_EVERY = 2.0
 """Shortest time between the last line and a line about progress within a stage, in seconds."""
+LINE_SHARE, LINE_MOST = 0.1, 30.0
+"""That time grows with the time since the last new stage: by this share of it, up to this many seconds."""
 DRIVER = "driver"
 """Name of the driver among the roles."""
 
@@ -37,16 +39,18 @@ class PlainActivity:
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, Activity]] = {}
-        self._last = float("-inf")
+        self._last = self._entered = float("-inf")
 
     def lines(self, signs: Sequence[Activity], now: float) -> list[str]:
         """Return the lines to print at the time `now`, in seconds.
 
-        They report every role that has entered a stage since its last line. If there is none and LINE_EVERY has passed,
-        they report the changed role whose last line is the oldest.
+        They report every role that has entered a stage since its last line. If there is none and some time has passed,
+        LINE_EVERY or in a long stage more, they report the changed role whose last line is the oldest.
         """
         due = [sign for sign in signs if sign.role not in self._told or self._told[sign.role][1].stage != sign.stage]
-        if not due and now - self._last >= LINE_EVERY:
+        if due:
+            self._entered = now
+        elif now - self._last >= max(LINE_EVERY, min(LINE_SHARE * (now - self._entered), LINE_MOST)):
             moved = [sign for sign in signs if sign.is_busy and self._told[sign.role][1] != sign]
             due = sorted(moved, key=lambda sign: self._told[sign.role][0])[:1]
         for sign in due:

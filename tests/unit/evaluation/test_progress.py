@@ -14,7 +14,6 @@ from rich.console import Console
 from roll.evaluation.results import EvaluationResult, result_table, set_result
 from roll.evaluation.run import EvaluationProgress
 from roll.types import RewardOutcome, RolloutGroup
-from tests.quiet import quiet_life
 from tests.unit.rollout.build import make_episode, make_group
 
 
@@ -36,7 +35,7 @@ def table(**sets: list[RolloutGroup]) -> str:
 
 def test_stages_are_said_once_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
     samples = io.BytesIO()
-    progress = EvaluationProgress(samples, {"held": 20}, 40, {}, quiet_life())
+    progress = EvaluationProgress(samples, {"held": 20}, 40, {})
     progress.begun()
     for _ in range(20):
         progress.answered(1)
@@ -54,21 +53,21 @@ def test_stages_are_said_once_for_each_tenth(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("total", "lines"), [(1, 1), (3, 3), (10, 10), (7, 7), (1000, 10)])
 def test_small_sets_have_fewer_lines(total: int, lines: int, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = EvaluationProgress(io.BytesIO(), {"held": total}, total, {}, quiet_life())
+    progress = EvaluationProgress(io.BytesIO(), {"held": total}, total, {})
     for _ in range(total):
         progress.answered(1)
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 def test_responses_asked_again_never_exceed_the_total(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = EvaluationProgress(io.BytesIO(), {"held": 2}, 2, {}, quiet_life())
+    progress = EvaluationProgress(io.BytesIO(), {"held": 2}, 2, {})
     for _ in range(5):
         progress.answered(1)
     assert capsys.readouterr().err.splitlines() == ["answering: 1 of 2 responses", "answering: 2 of 2 responses"]
 
 
 def test_a_failed_reward_is_warned_of_and_kept(caplog: pytest.LogCaptureFixture) -> None:
-    progress = EvaluationProgress(io.BytesIO(), {"held": 2}, 2, {}, quiet_life())
+    progress = EvaluationProgress(io.BytesIO(), {"held": 2}, 2, {})
     with caplog.at_level(logging.WARNING):
         progress.failed("rewards.sums: x", "rewards.sums crashed on rows.jsonl:3")
     assert caplog.messages == progress.failures == ["rewards.sums crashed on rows.jsonl:3"]

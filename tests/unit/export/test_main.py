@@ -36,6 +36,16 @@ def test_export_folder_is_renamed_when_complete(
     assert (out / "config.json").read_text() == "model, exact True"
 
 
+def test_export_shows_its_stage_beside_its_result(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(convert, "write_hf", lambda *_, **__: None)
+    assert main([str(checkpoint), str(tmp_path / "policy")]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"driver: exporting {checkpoint}, ") and "s of CPU" in printed.err
+    assert printed.out == f"hf: {tmp_path / 'policy'}\n"
+
+
 def test_export_path_that_cannot_be_folder_is_refused(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,5 +78,5 @@ def test_failed_export_leaves_nothing_behind_each_time(
     monkeypatch.setattr(convert, "write_hf", fail)
     for _ in range(2):
         assert main([str(checkpoint), str(out)]) == 3
-        assert capsys.readouterr().err.strip() == "lm_head.weight"
+        assert capsys.readouterr().err.splitlines()[-1] == "lm_head.weight"
         assert not list(tmp_path.iterdir())

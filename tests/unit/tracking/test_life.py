@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.console import Console
 from roll.system.signs import Activity, Usage
 from roll.tracking.console import LiveConsole, PlainConsole
 from roll.tracking.life import LINE_EVERY as T
-from roll.tracking.life import ActivityDisplay, PlainActivity
+from roll.tracking.life import LINE_MOST, ActivityDisplay, PlainActivity
 from roll.types import Metrics
 
 GIB = 1 << 30
@@ -53,6 +54,16 @@ def test_only_progressing_roles_are_reported_between_stages() -> None:
     assert chosen.lines([sign("reference", "loading the model", 9.0, is_busy=False)], 200 * T) == [], (
         "an idle role is not reported"
     )
+
+
+def test_lines_of_a_long_stage_become_rarer_but_never_stop() -> None:
+    chosen = PlainActivity()
+    times = [second for second in range(3600) if chosen.lines([sign("actor_infer", "generating", second)], second)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps[0] == T and gaps == sorted(gaps) and gaps[-1] == LINE_MOST
+    assert chosen.lines([sign("actor_infer", "loading weights", 3600)], 3601) and chosen.lines(
+        [sign("actor_infer", "loading weights", 3601)], 3601 + T
+    ), "a new stage is reported as often as the first"
 
 
 def test_stage_reports_stop_at_first_step_until_restart(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.backend import TrainStrategy
-from roll.ray.role_signs import WORK, RankState, RoleActivity, common_stage
+from roll.backend import GenerateStrategy, TrainStrategy
+from roll.ray.role_signs import PROBES, WORK, RankState, RoleActivity, common_stage, work_of
 from roll.system.signs import Activity, ProcessActivity, Usage
 
 
@@ -92,3 +92,12 @@ def test_ranks_are_joined(stages: list[str], text: str) -> None:
 
 def test_what_is_named_is_a_method() -> None:
     assert {"train_step", "log_probs", "save", "load", "export"} <= WORK.keys() & set(dir(TrainStrategy))
+    assert set(dir(GenerateStrategy)) >= PROBES
+
+
+@pytest.mark.parametrize(
+    ("methods", "work"),
+    [([], None), (["cause_of_death"], None), (["activity", "generate"], "generating"), (["open_route"], "open route")],
+)
+def test_probes_are_not_shown_as_work(methods: list[str], work: str | None) -> None:
+    assert work_of(methods) == work
