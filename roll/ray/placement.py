@@ -38,12 +38,18 @@ class WorkerPlacement:
     """Numbers of the rank's devices, counted on its node."""
 
 
-def worker_placements(role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str]) -> list[WorkerPlacement]:
-    """Return the placement of each rank. A process sees only its rank's devices, which other roles may share."""
+def worker_placements(
+    role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str], cpu_ranks: int = 0
+) -> list[WorkerPlacement]:
+    """Return the placement of each rank. A process sees only its rank's devices, which other roles may share.
+
+    `cpu_ranks` is the number of ranks of all roles with a model on the CPU, which share the cores of their hosts.
+    """
     nodes, hosts = gpu_nodes(), cpu_nodes()
+    threads = max(1, len(os.sched_getaffinity(0)) * len(hosts) // max(role.ranks, cpu_ranks))
     out = []
     for rank, devices in enumerate(role.devices):
-        environment = rank_environment(rank, role.ranks, on_cpu=not devices) | dict(system_envs)
+        environment = rank_environment(rank, role.ranks, None if devices else threads) | dict(system_envs)
         node = nodes[devices[0] // gpus_per_node] if devices else hosts[rank % len(hosts)]
         out.append(
             WorkerPlacement(
@@ -94,13 +100,22 @@ def _alive() -> list[Mapping[str, Any]]:
     )
 
 
-def rank_environment(rank: int, world_size: int, on_cpu: bool) -> dict[str, str]:
-    """Return a rank's variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees its own devices."""
+def rank_environment(rank: int, world_size: int, threads: int | None) -> dict[str, str]:
+    """Return a rank's variables for torch, DeepSpeed and vLLM. `LOCAL_RANK` is 0: a worker sees its own devices.
+
+    `threads` is the number of threads of a rank on the CPU, None on GPUs.
+    """
     environment = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
     # By default torch would cache compiled kernels in the run's temporary folder, which is removed at the end. The next
     # run should find the kernels.
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path.home() / ".cache" / "roll" / "torchinductor")
-    if not on_cpu:  # the process itself selects its devices, so Ray must not hide any
+    if threads is None:  # the process itself selects its devices, so Ray must not hide any
         return environment | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-    threads = max(1, (os.cpu_count() or 1) // world_size)
-    return environment | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads)}
+    return environment | {
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": str(threads),
+        # A waiting thread would spin on a core that another process needs, even that of the thread that it waits for.
+        "OMP_WAIT_POLICY": "passive",
+        # vLLM would bind the threads of each engine to the same cores, and take one for each core.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }

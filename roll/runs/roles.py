@@ -321,7 +321,9 @@ class Roles:
         if name in self._all:
             return self._all[name]
         environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
-        places = worker_placements(self._plan.roles[name], self._config.num_gpus_per_node, environment)
+        models = (self._plan.roles[role] for role in model_roles(self._config) if role in self._plan.roles)
+        cpu_ranks = sum(role.ranks for role in models if role.on_cpu)
+        places = worker_placements(self._plan.roles[name], self._config.num_gpus_per_node, environment, cpu_ranks)
         record, replica_size = self._session.shared_memory / f"{name}{RECORD}", self._plan.roles[name].replica_size
         group = self._all[name] = WorkerGroup(name, places, self._session.logs, record, blocking, replica_size)
         limits = self._config.deadlines

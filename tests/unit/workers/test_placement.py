@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -48,6 +49,24 @@ def test_devices_are_ordered_by_numeric_node_address(
 def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
     nodes += [node("fd00::10", 1), node("fd00::9", 1)]
     assert gpu_nodes() == ["node at fd00::9", "node at fd00::10"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "cpu_ranks", "threads"), [(1, 2, 0, 4), (1, 2, 4, 2), (1, 1, 3, 2), (1, 1, 20, 1), (2, 1, 4, 4)]
+)
+def test_threads_of_all_cpu_ranks_fit_the_cores(
+    nodes: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    hosts: int,
+    ranks: int,
+    cpu_ranks: int,
+    threads: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    nodes += [node(f"10.0.0.{number}", 0) for number in range(1, hosts + 1)]
+    for place in worker_placements(RolePlan("reference", "hf_infer", ((),) * ranks), 8, {}, cpu_ranks):
+        assert place.environment["OMP_NUM_THREADS"] == str(threads)
+        assert place.environment["OMP_WAIT_POLICY"] == "passive"
 
 
 @pytest.mark.parametrize(
