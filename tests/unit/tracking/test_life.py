@@ -56,7 +56,7 @@ def test_only_progressing_roles_are_reported_between_stages() -> None:
     )
 
 
-def test_lines_of_a_long_stage_become_rarer_but_never_stop() -> None:
+def test_lines_of_long_stage_become_rarer() -> None:
     chosen = PlainActivity()
     times = [second for second in range(3600) if chosen.lines([sign("actor_infer", "generating", second)], second)]
     gaps = [later - earlier for earlier, later in pairwise(times)]

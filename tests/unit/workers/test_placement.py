@@ -54,7 +54,7 @@ def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("hosts", "ranks", "cpu_ranks", "threads"), [(1, 2, 0, 4), (1, 2, 4, 2), (1, 1, 3, 2), (1, 1, 20, 1), (2, 1, 4, 4)]
 )
-def test_threads_of_all_cpu_ranks_fit_the_cores(
+def test_threads_of_cpu_ranks_fit_cores(
     nodes: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     hosts: int,
