@@ -31,7 +31,7 @@ from typing import Any, Literal
 import datasets
 import numpy as np
 import pyarrow
-from datasets.data_files import DataFilesDict, get_data_patterns
+from datasets.data_files import FILES_TO_IGNORE, DataFilesDict, get_data_patterns
 from pyarrow import ipc, parquet, types
 
 from roll.data.json_text import NotText, RepeatedKey, items, parsed
@@ -113,9 +113,18 @@ def _as_text(value: Any) -> str | float:
 
 LOG = logging.getLogger(__name__)
 
-SUFFIXES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
-NOT_READ = {".gz", ".bz2", ".xz", ".zst", ".zip"}
-"""Suffixes of files that may contain rows but are not supported."""
+SUFFIXES = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+"""Kinds of files by their suffix in lower case."""
+MOST_NAMED = 12
+"""Largest number of files that a message names."""
 ROWS_AT_ONCE = 1000
 LARGEST_FIELD = 1 << 30
 """Largest number of characters of a value in a CSV file."""
@@ -181,7 +190,39 @@ def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
         )
     if faults:
         raise DataError(*faults)
+    if unchecked := [one.name for one in sources if one.kind == "parquet" and not _has_checksums(Path(one.name))]:
+        LOG.warning(
+            "%d Parquet files, such as %s, have no page checksums: damage to their values cannot be noticed; write "
+            "them with write_page_checksum=True",
+            len(unchecked),
+            unchecked[0],
+        )
     return sources
+
+
+def _has_checksums(path: Path) -> bool:
+    """Whether the first page of a Parquet file has a checksum. A file that cannot be read is reported with its rows.
+
+    The header of a page is a struct in Thrift's compact protocol: three integers (type, size, compressed size), then
+    the optional integer `crc`. https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
+    """
+    try:
+        with parquet.ParquetFile(path) as file:
+            if not file.metadata.num_row_groups or not file.metadata.num_columns:
+                return True
+            chunk = file.metadata.row_group(0).column(0)
+    except (OSError, ValueError, pyarrow.ArrowException):
+        return True
+    with path.open("rb") as opened:
+        opened.seek(chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset)
+        header = opened.read(64)
+    place = 0
+    for _ in range(3):
+        place += 1
+        while place < len(header) and header[place] & 0x80:
+            place += 1
+        place += 1
+    return header[place : place + 1] == b"\x15"
 
 
 def _resolve(name: str, split: str) -> list[Source]:
@@ -191,7 +232,7 @@ def _resolve(name: str, split: str) -> list[Source]:
     if path.is_dir():
         saved = any((path / marker).exists() for marker in ("state.json", "dataset_dict.json"))
         return [_saved(path, split)] if saved else _folder(path, split)
-    if path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):
+    if path.suffix.lower() in SUFFIXES or not HUB_NAME.fullmatch(name):
         raise DataError(
             Fault(
                 name,
@@ -204,31 +245,61 @@ def _resolve(name: str, split: str) -> list[Source]:
 
 
 def _file(path: Path) -> Source:
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise DataError(_unreadable(str(path), f"has the suffix '{path.suffix}'"))
     status = path.stat()
-    return Source(str(path), SUFFIXES[path.suffix], f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}")  # type: ignore[arg-type]
+    return Source(str(path), SUFFIXES[path.suffix.lower()], f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}")  # type: ignore[arg-type]
 
 
 def _folder(path: Path, split: str) -> list[Source]:
-    """Return the folder's files of `split`, named as on the Hub (`train-0.parquet`, `test/a.jsonl`)."""
+    """Return the folder's files of `split`, named as on the Hub (`train-0.parquet`, `test/a.jsonl`).
+
+    Files that are left out, such as those of other splits, hidden ones and other kinds, are named in a warning.
+
+    Raises:
+        DataError: there are no files of rows, or none of the split; or the names of some files tell a split, but those
+            of others do not.
+    """
     plain = glob.escape(str(path))
     try:
         by_split = DataFilesDict.from_patterns(get_data_patterns(plain), base_path=plain)
     except FileNotFoundError:
         by_split = {}
-    usable = {
-        str(key): sorted(file for file in files if Path(file).suffix in SUFFIXES) for key, files in by_split.items()
-    }
+    usable = {str(key): sorted(map(Path, filter(_is_read, files))) for key, files in by_split.items()}
     usable = {key: files for key, files in usable.items() if files}
+    present = [file for file in sorted(path.absolute().rglob("*")) if file.is_file() and not _describes(file)]
+    named = {file for files in usable.values() for file in files}
+    visible = [file for file in present if not any(part.startswith((".", "__")) for part in _below(file, path).parts)]
+    if unnamed := [file for file in visible if _is_read(file) and file not in named]:
+        problem = f"has files whose names tell no split, beside files of a split: {_listed(unnamed, path)}"
+        remedy = "list the files to read in data_args.file_name, or put these into a folder named as their split"
+        raise DataError(Fault(str(path), problem, remedy, "contradiction"))
     if not usable:
         raise DataError(_unreadable(str(path), "is a folder without data files"))
     if split not in usable:
         remedy = f"set data_args.split to one of: {', '.join(sorted(usable))}"
         raise DataError(Fault(str(path), f"has no files of the split '{split}'", remedy, "not_found"))
-    if others := [Path(file).name for file in by_split[split] if Path(file).suffix in NOT_READ]:
-        LOG.warning("%s: files of unsupported kinds are left out: %s", path, ", ".join(sorted(others)))
-    return [_file(Path(file) if path.is_absolute() else Path(os.path.relpath(file))) for file in usable[split]]
+    if others := [file for file in present if file not in usable[split]]:
+        LOG.warning("%s: only files of the split '%s' are read; left out: %s", path, split, _listed(others, path))
+    return [_file(file if path.is_absolute() else Path(os.path.relpath(file))) for file in usable[split]]
+
+
+def _is_read(file: str | Path) -> bool:
+    return Path(file).suffix.lower() in SUFFIXES
+
+
+def _describes(file: Path) -> bool:
+    """Whether a file describes a data set and holds no rows."""
+    return file.name in FILES_TO_IGNORE or file.suffix == ".md" or file.name == ".gitattributes"
+
+
+def _below(file: Path, folder: Path) -> Path:
+    return file.relative_to(folder.absolute())
+
+
+def _listed(files: Sequence[Path], folder: Path) -> str:
+    more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
+    return ", ".join(str(_below(file, folder)) for file in files[:MOST_NAMED]) + more
 
 
 def _saved(path: Path, split: str) -> Source:
@@ -300,7 +371,7 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
 
 def _arrow_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
     """Yield the batches of a Parquet file, or of an Arrow file in the stream or the file format."""
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield from file.iter_batches(ROWS_AT_ONCE)
         return
@@ -330,7 +401,7 @@ def _csv_rows(path: Path) -> Iterator[RawRow]:
     """
     csv.field_size_limit(LARGEST_FIELD)  # Python's own limit of 128 KiB is shorter than some conversations
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         try:
             names = next(reader, [])
             if not names or "" in names or len(set(names)) < len(names):

@@ -13,6 +13,7 @@ from roll.config.checks.offline import (
     on_policy_distillation_faults,
     rows_of,
 )
+from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
 from roll.config.derived.methods import compares
@@ -219,10 +220,12 @@ def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
 
 
 def experiment_warnings(config: Config) -> list[str]:
-    """Return warnings about keys without an effect."""
+    """Return warnings about keys without an effect, and about numbers that are hardly ever meant."""
+    unusual = plausible_warnings(config.model_dump(mode="json", exclude_defaults=True))
     if isinstance(config, OfflineConfig):
-        return list(offline_warnings(config))
+        return [*unusual, *offline_warnings(config)]
     warnings = [
+        *unusual,
         *determinism_warnings(config),
         *loss_warnings(config),
         *credit_warnings(config),

@@ -28,7 +28,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 KERNEL_FILES = re.compile("proc|sysfs|cgroup2?|devpts|debugfs|tracefs|securityfs|mqueue|bpf|pstore")
 SYSTEM_FOLDERS = re.compile("bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var")
 """The top-level folders of the Filesystem Hierarchy Standard 3.0."""
-DATA_ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
+DATA_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 
 
 @dataclass
@@ -182,7 +182,7 @@ def _files(where: str, columns: DataConfig, found: DiskFacts) -> None:
                 found.faults.append(
                     Fault(place, f"'{name}' cannot be read: permission denied", "change its permissions", "unreadable")
                 )
-            elif path.is_file() and not name.endswith(DATA_ENDINGS):
+            elif path.is_file() and not name.lower().endswith(DATA_ENDINGS):
                 found.faults.append(
                     Fault(
                         place,
@@ -191,7 +191,7 @@ def _files(where: str, columns: DataConfig, found: DiskFacts) -> None:
                         "not_supported",
                     )
                 )
-        elif name.endswith(DATA_ENDINGS) or _is_local(name) or not HUB_NAME.fullmatch(name):
+        elif name.lower().endswith(DATA_ENDINGS) or _is_local(name) or not HUB_NAME.fullmatch(name):
             remedy = f"correct the path, or create the file; relative paths start at {Path.cwd()}"
             found.missing.append(Fault(place, f"there is no file '{name}'", remedy, "not_found"))
 

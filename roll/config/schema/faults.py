@@ -203,7 +203,7 @@ def printable(value: Any) -> str:
 def printable_at(place: Sequence[str | int], value: Any) -> str:
     """Like `shown`, but hide the value if the key marks it as secret: a string, and in `system_envs` also a number."""
     is_text = isinstance(value, str) or "system_envs" in place and not isinstance(value, Mapping)
-    return HIDDEN if is_text and is_secret(place[-1]) or place[-1] == LOGIN else printable(value)
+    return HIDDEN if is_text and any(map(is_secret, place)) or place[-1] == LOGIN else printable(value)
 
 
 def _place(detail: ErrorDetails, values: Any) -> tuple[str | int, ...]:

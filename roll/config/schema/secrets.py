@@ -8,34 +8,72 @@ from dataclasses import dataclass
 from typing import Any
 
 HIDDEN = "***"
-NAMES = re.compile(r"token(?!i[sz]|s|_level)|key|secret|password|passwd|credential", re.IGNORECASE)
-"""Matches names of keys with secret values. `TOKENIZERS_PARALLELISM` and numbers of tokens are not secret."""
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+"""Matches the words of a key: `API_KEY`, `X-Api-Key` and `apiKey` have the words api and key."""
+NAMES = re.compile(
+    r"keys?|\w*(api|access|secret|private|auth)keys?|\w*tokens?|\w*secrets?|\w*passw(or)?ds?|passphrases?|pwd|pat|"
+    r"credentials?|auth|authorization|bearer|cookies?|webhooks?"
+)
+"""Matches words that mark a value as secret. `monkey` and `keyboard` do not."""
+COUNTS = {"max", "min", "num", "n", "new", "per", "level", "ids", "id", "special", "stop"}
+"""Words that make `token` one of text: `max_tokens_per_microbatch`, `add_token_level_kl`."""
 LOGIN = "login_kwargs"
 """Block of SwanLab's settings, hidden as a whole."""
 NOT_SECRET = ("judge_api_key_env",)
 """Keys of the schema that match `NAMES` although their value is only the name of an environment variable."""
-PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)(?P<password>[^/\s@]+)@", re.IGNORECASE)
-"""Matches the password in a URL, between the user and the host."""
+IN_TEXT = re.compile(
+    r"(?P<url>[a-z][a-z0-9+.-]*://(?:[^/\s:@?#]*:)?)(?P<user>[^/\s@?#]+)(?=@)"
+    r"|(?P<parameter>(?:[?&]|--)(?P<name>[\w.-]+)=)(?P<value>[^&\s#\"']+)"
+    r"|(?P<header>\b(?:authorization|x-api-key|cookie)[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)(?P<sent>[^\s\"',}]+)"
+    r"|(?P<scheme>\bbearer\s+)(?P<token>(?=\S*\d)[^\s\"',}]{8,})",
+    re.IGNORECASE,
+)
+"""Matches secrets in a text: user info of a URL, parameters of a query or command, headers, and bearer tokens."""
 SHORTEST = 6
 """Smallest length of a secret that is searched for in texts. Shorter strings occur in many words."""
 
 
 def is_secret(key: object) -> bool:
-    """Whether a key's name marks a string value as secret."""
-    return isinstance(key, str) and key not in NOT_SECRET and NAMES.search(key) is not None
+    """Whether a key's name marks its value as secret."""
+    if not isinstance(key, str) or key in NOT_SECRET:
+        return False
+    words = [word.lower() for word in WORDS.findall(key)]
+    found = [word for word in words if NAMES.fullmatch(word)]
+    return any(not word.startswith("token") or not COUNTS.intersection(words) for word in found)
 
 
-def redacted(tree: Any) -> Any:
-    """Return a copy of a tree of blocks, lists and values without secrets. Numbers, as of tokens, are kept."""
+def redacted(tree: Any, hidden: bool = False) -> Any:
+    """Return a copy of a tree of blocks, lists and values without secrets. Numbers, as of tokens, are kept.
+
+    Args:
+        hidden: whether a key above marks all texts of the tree as secret.
+    """
     if isinstance(tree, Mapping):
-        return {key: HIDDEN if value and _hides(key, value) else redacted(value) for key, value in tree.items()}
+        return {
+            key: HIDDEN if key == LOGIN and value else redacted(value, hidden or is_secret(key))
+            for key, value in tree.items()
+        }
     if isinstance(tree, list | tuple):
-        return [redacted(value) for value in tree]
-    return PASSWORD.sub(rf"\g<before>{HIDDEN}@", tree) if isinstance(tree, str) else tree
+        return [redacted(value, hidden) for value in tree]
+    if not isinstance(tree, str):
+        return tree
+    return HIDDEN if hidden and tree else without_secrets(tree)
 
 
-def _hides(key: object, value: Any) -> bool:
-    return is_secret(key) and isinstance(value, str) or key == LOGIN
+def without_secrets(text: str) -> str:
+    """Return a text without the secrets that its form shows: in URLs, queries, options and headers."""
+    for secret in sorted(_in_text(text), key=lambda found: found.start(), reverse=True):
+        begin, end = secret.span(_secret_group(secret))
+        text = text[:begin] + HIDDEN + text[end:]
+    return text
+
+
+def _in_text(text: str) -> Iterator[re.Match[str]]:
+    return (found for found in IN_TEXT.finditer(text) if found["name"] is None or is_secret(found["name"]))
+
+
+def _secret_group(found: re.Match[str]) -> str:
+    return next(group for group in ("user", "value", "sent", "token") if found[group] is not None)
 
 
 @dataclass(frozen=True)
@@ -53,15 +91,15 @@ class Secrets:
         """Return the text without the secrets. The longest is removed first, because one secret may contain another."""
         for secret in sorted(self.values, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
-        return PASSWORD.sub(rf"\g<before>{HIDDEN}@", text)
+        return without_secrets(text)
 
 
-def _secrets(tree: Any) -> Iterator[str]:
-    yield from (url["password"] for url in PASSWORD.finditer(tree if isinstance(tree, str) else ""))
-    for key, value in (
-        tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
-    ):
-        if _hides(key, value):
-            yield from [value] if isinstance(value, str) else (text for text in value.values() if isinstance(text, str))
-        else:
-            yield from _secrets(value)
+def _secrets(tree: Any, hidden: bool = False) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield from [tree] if hidden else (found[_secret_group(found)] for found in _in_text(tree))
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _secrets(value, hidden or key == LOGIN or is_secret(key))
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _secrets(value, hidden)

@@ -141,10 +141,14 @@ def check_sizes(folder: Path) -> Manifest:
     """Check, without reading contents, that every file exists with the size in the manifest. Return the manifest.
 
     Raises:
-        CheckpointError: the manifest is missing or invalid, or a file is missing or has another size. The error names
-            the first such file.
+        CheckpointError: the manifest is missing or invalid, or has another step than the folder's name; or a file is
+            missing or has another size. The error names the first such file.
     """
     manifest = read_manifest(folder)
+    if folder.name.startswith("step_") and folder.name != f"step_{manifest.step}":
+        raise CheckpointError(
+            f"{folder}: it was written as step_{manifest.step} and renamed; rename it back, or use another checkpoint"
+        )
     for name, entry in manifest.files.items():
         path = folder / name
         if not path.is_file():

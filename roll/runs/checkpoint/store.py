@@ -44,6 +44,8 @@ class CheckpointStore:
         self.folder = folder
         self.keep = keep
         self._holds_lock = False
+        self._written: list[Path] = []
+        """Checkpoints that this store wrote and did not remove."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -86,14 +88,17 @@ class CheckpointStore:
                 with _failures_named(final):
                     yield partial
                     whole = self._complete()
+                    self._report_deleted()
                     sequence = 1 + max((manifest.sequence for _, manifest in whole), default=0)
                     seal(partial, step, sequence, required)
                     check_sizes(partial)
                     self._publish(partial, final)
+                    self._written = [*(path for path in self._written if path != final), final]
             except BaseException:
                 self._settle()
                 raise
             for path in [path for path, _ in whole if path != final][self.keep - 1 :]:
+                self._written = [written for written in self._written if written != path]
                 self._remove(self._set_aside(path, "removed"))
 
     def latest(self) -> Path | None:
@@ -171,6 +176,15 @@ class CheckpointStore:
             except CheckpointError as error:
                 LOG.warning("skipping a checkpoint: %s", error)
         return sorted(whole, key=lambda found: found[1].sequence, reverse=True)
+
+    def _report_deleted(self) -> None:
+        """Warn of checkpoints that were written here and deleted by somebody else."""
+        if deleted := [path for path in self._written if not path.exists()]:
+            LOG.warning(
+                "checkpoints were deleted while the run went on: %s; it cannot continue from them",
+                ", ".join(map(str, deleted)),
+            )
+        self._written = [path for path in self._written if path not in deleted]
 
     def _publish(self, partial: Path, final: Path) -> None:
         """Rename a sealed folder to its final name, then remove the previous checkpoint of that name, if any."""

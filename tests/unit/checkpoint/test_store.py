@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,21 @@ def test_a_broken_checkpoint_is_passed_over_and_reported(
     assert names(store) == {"step_1", "step_2", "step_3"}, (
         "rotation must count only whole checkpoints, and never delete a broken one"
     )
+
+
+def test_a_renamed_checkpoint_is_refused(store: CheckpointStore) -> None:
+    renamed = save(store, 28).rename(store.folder / "step_40")
+    with pytest.raises(CheckpointError, match="step_28"):
+        store.resolve(str(renamed))
+    assert store.latest() is None
+
+
+def test_deleted_checkpoints_are_reported_once(store: CheckpointStore, caplog: pytest.LogCaptureFixture) -> None:
+    path = save(store, 1)
+    shutil.rmtree(path)
+    save(store, 2)
+    save(store, 3)
+    assert [str(path) in message for message in caplog.messages] == [True]
 
 
 def test_auto_resume_skips_checkpoints_with_wrong_contents(

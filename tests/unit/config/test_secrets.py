@@ -67,6 +67,26 @@ def test_a_tree_without_its_secrets() -> None:
     }
 
 
+def test_secrets_of_every_shape_are_hidden() -> None:
+    tree = {
+        "API_KEYS": ["in-a-list", {"a": "in-a-block"}],
+        "headers": {"Authorization": "Bearer of-a-header", "apiKey": "in-camel-case"},
+        "url": "https://host/v1?x=1&api_key=of-a-query&y=2",
+        "git": "https://of-the-user@host/x",
+        "curl": "-H 'Authorization: Bearer of-an-option' --auth-token=of-a-flag",
+        "slack_webhook": "https://host/of-a-path",
+    }
+    secrets = ("list", "block", "header", "camel", "query", "user", "option", "flag", "path")
+    assert not [word for word in secrets if f"-{word}" in str(redacted(tree))]
+    assert "x=1" in str(redacted(tree)) and "y=2" in str(redacted(tree))
+    assert Secrets.of(tree).hide("in-a-list in-a-block of-the-user") == " ".join([HIDDEN] * 3)
+
+
+@pytest.mark.parametrize("key", ["monkey", "keyboard", "TOKENISED", "author", "turkey", "max_new_tokens"])
+def test_words_that_only_contain_others(key: str) -> None:
+    assert redacted({key: "text"}) == {key: "text"}
+
+
 def test_a_text_of_somebody_else_without_them() -> None:
     secrets = Secrets.of({"api_key": "abcdef", "token": "abcdefgh", "key": "no"})
     assert secrets.hide("no abcdefgh, abcdef; postgres://u:p@h") == f"no {HIDDEN}, {HIDDEN}; postgres://u:{HIDDEN}@h"

@@ -61,6 +61,44 @@ def test_unsupported_files_of_folder_are_reported(tmp_path: Path, caplog: pytest
     assert line.startswith(f"{tmp_path}: ") and line.endswith(": b.jsonl.gz, c.csv.zst")
 
 
+@pytest.mark.parametrize("names", [("math_train", "code"), ("training_a", "b", "dev_c"), ("math", "evaluation_set")])
+def test_names_of_which_some_tell_a_split(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(ROWS[0]))
+    with pytest.raises(DataError) as caught:
+        find_sources(str(tmp_path), "train")
+    assert coded(caught.value.faults) == [("contradiction", str(tmp_path))]
+
+
+def test_suffixes_in_capitals_and_hidden_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a.JSONL", "b.ndjson", ".c.jsonl", "d.txt", "e/.f/g.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(ROWS[0]))
+    assert [Path(name).name for name, *_ in read(str(tmp_path))] == ["a.JSONL", "b.ndjson"]
+    (line,) = caplog.messages
+    assert line.endswith(": .c.jsonl, d.txt, e/.f/g.jsonl")
+
+
+def test_files_of_other_splits_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("train_a", "test_a"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(ROWS[0]))
+    assert len(read(str(tmp_path))) == 1
+    assert caplog.messages[0].endswith(": test_a.jsonl")
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_parquet_without_checksums_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, checksums: bool, dictionary: bool
+) -> None:
+    table = pyarrow.Table.from_pylist(ROWS * 300)
+    for name in "ab":
+        path = tmp_path / f"{name}.parquet"
+        pyarrow.parquet.write_table(table, path, write_page_checksum=checksums, use_dictionary=dictionary)
+    find_sources(str(tmp_path), "train")
+    assert len(caplog.messages) == (0 if checksums else 1)
+
+
 def test_a_relative_folder_names_relative_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.jsonl").write_text(json.dumps(ROWS[0]))
