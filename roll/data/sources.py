@@ -123,7 +123,7 @@ SUFFIXES = {
     ".arrow": "arrow",
 }
 """Kinds of files by their suffix in lower case."""
-MOST_NAMED = 12
+MOST_LISTED = 12
 """Largest number of files that a message names."""
 ROWS_AT_ONCE = 1000
 LARGEST_FIELD = 1 << 30
@@ -298,8 +298,8 @@ def _below(file: Path, folder: Path) -> Path:
 
 
 def _listed(files: Sequence[Path], folder: Path) -> str:
-    more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
-    return ", ".join(str(_below(file, folder)) for file in files[:MOST_NAMED]) + more
+    more = f" and {len(files) - MOST_LISTED} more" if len(files) > MOST_LISTED else ""
+    return ", ".join(str(_below(file, folder)) for file in files[:MOST_LISTED]) + more
 
 
 def _saved(path: Path, split: str) -> Source:
