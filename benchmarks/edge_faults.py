@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,13 +31,13 @@ TRAIN = "roll.training.deepspeed.strategy:DeepSpeedTrain."
 SYNC = "roll.weight_sync.transfer:BucketSender.write_bucket"
 RESTART = r"restart \d+ of"
 ENDED = "the run ended: (failed|interrupted)"
-STEPS = 16
+STEPS = 24
 """Number of steps of the reinforcement-learning runs that are compared."""
 
 
 def sft(*keys: str, steps: int = 120) -> tuple[str, ...]:
     """Return the arguments of a run of the fine-tuning pipeline."""
-    kept = ("~data_split", "eval_steps=0", "save_steps=10", f"max_steps={steps}", "max_restarts=10")
+    kept = ("~data_split", "eval_steps=0", "save_steps=5", f"max_steps={steps}", "max_restarts=10")
     epochs = "sft_train.training_args.num_train_epochs=100"
     return ("--config-name", "tiny/tiny_sft", *kept, epochs, *keys)
 
@@ -280,6 +281,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("output/benchmark-edges"))
     parser.add_argument("--markdown", type=Path, help="file for the table")
     options = parser.parse_args()
+    signal.signal(SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives the campaign
     folder = options.folder.absolute()
     prepare(folder)
     chosen = plays(World(folder, "", STEPS))

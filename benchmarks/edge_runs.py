@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -31,8 +32,6 @@ HANGING = -1
 """Status that is reported for an attempt that hangs."""
 GRACE = 15.0
 """Seconds after the end of the driver in which its processes may still end."""
-MADE = ("roll-", "ray", "tmp", "torch_", "sem.", "psm_")
-"""Prefixes of files in the temporary folder and in shared memory that belong to runs."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,8 @@ class Row:
     named: str = ""
     """The text that names the cause."""
     pid: int | None = None
+    step: int = -1
+    """Last step that was logged before the fault."""
     must_name: bool = False
 
 
@@ -143,6 +144,7 @@ class Player:
         self._since = 0.0
         """Time from which steps count for the next fault."""
         self._course = Course(self._run)
+        self._temporary = Path(tempfile.gettempdir()) / f"e{os.getpid()}"  # short: the paths of Ray's sockets must be
         self._reader: subprocess.Popen[bytes] | None = None
 
     def run(self) -> Played:
@@ -152,12 +154,17 @@ class Player:
         self._output.unlink(missing_ok=True)
         self._strikes.mkdir()
         self._run.mkdir()
+        self._temporary.mkdir()
         (self._strikes / STRIKES).write_text(json.dumps([asdict(one) for one in self._inside()]))
-        before, began = set(made()), time.time()
-        for _ in self._play.statuses:
-            self._played.statuses.append(self._attempt())
-        self._played.end, self._played.seconds = time.time(), time.time() - began
-        self._played.left = [*ended(self._strikes), *sorted(set(made()) - before)]
+        before, began = set(SHARED.iterdir()), time.time()
+        try:
+            for _ in self._play.statuses:
+                self._played.statuses.append(self._attempt())
+            self._played.end, self._played.seconds = time.time(), time.time() - began
+        finally:
+            files = [*self._temporary.iterdir(), *set(SHARED.iterdir()) - before]
+            self._played.left = [*ended(self._strikes), *sorted(str(file) for file in files if file.exists())]
+            shutil.rmtree(self._temporary)
         self._name_causes()
         if self._play.still:
             self._compare()
@@ -203,6 +210,8 @@ class Player:
             words = ["unshare", "--mount", "sh", "-c", mount, "sh", *words]
         paths = f"{ROOT / 'benchmarks/edge_hook'}:{ROOT}"
         env = os.environ | {"PYTHONPATH": paths, FOLDER: str(self._strikes), "OMP_NUM_THREADS": "1"}
+        caches = tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"
+        env |= {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(*caches))}
         with self._output.open("ab") as out:
             stdout = self._pipe(out) if self._play.reader != "file" else out.fileno()
             process = subprocess.Popen(
@@ -244,6 +253,8 @@ class Player:
             previous = self._played.rows[self._next - 1]
             if self._play.faults[self._next - 1].back and previous.back is None:
                 return False
+            if self._course.step <= max(row.step for row in self._played.rows):
+                return False  # too soon: a second failure in the same step ends the run, as it should
         return fault.at_once or len(self._steps(self._since)) >= fault.steps
 
     def _steps(self, since: float) -> list[Said]:
@@ -251,7 +262,7 @@ class Player:
 
     def _struck(self, fault: Fault, row: Row, watch: Watch, at: float, pid: int | None) -> None:
         """Send the signals of a fault, and record it."""
-        row.at, row.pid = at, pid
+        row.at, row.pid, row.step = at, pid, self._course.step
         if fault.deletes:
             for path in sorted(self._run.glob(fault.deletes), key=lambda path: path.stat().st_mtime)[:-1]:
                 shutil.rmtree(path, ignore_errors=True)
@@ -328,12 +339,6 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def responses(run: Path) -> Mapping[tuple[int, int], Sequence[Mapping[str, Any]]]:
     """Return the recorded responses with their rewards, by step and prompt."""
     return {(line["step"], line["prompt_id"]): line["responses"] for line in lines(run / "samples.jsonl")}
-
-
-def made() -> Iterator[str]:
-    """Yield the files of runs in the temporary folder and in shared memory."""
-    for parent in (Path(tempfile.gettempdir()), SHARED):
-        yield from (str(path) for path in parent.iterdir() if path.name.startswith(MADE))
 
 
 def marked(strikes: Path) -> list[psutil.Process]:
