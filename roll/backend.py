@@ -10,15 +10,17 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
-
-from roll.algorithms.losses import Loss
 from roll.types import Floats, Ints, Metrics, NumberedCompletions, Sampling, Sequences, TensorSpec, TrainBatch
-from roll.weight_sync.bucket import Adapter, Bucket
-from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route
+
+if TYPE_CHECKING:  # the driver builds `Rank` before it imports torch
+    from torch import Tensor
+
+    from roll.algorithms.losses import Loss
+    from roll.weight_sync.bucket import Adapter, Bucket
+    from roll.weight_sync.device import DeviceBucket
 
 
 @dataclass(frozen=True)

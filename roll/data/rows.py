@@ -15,6 +15,23 @@ from roll.types import FP32_MAX
 
 MISSING_REMEDY = "fill it in, or name the right column: in data_args, or for an evaluation with --prompt or --messages"
 TEST_CASES, GROUND_TRUTH = "test_cases", "ground_truth"
+COLUMNS = {
+    *(
+        "template",
+        "chat_template_kwargs",
+        "messages",
+        "prompt",
+        "response",
+        "text",
+        "chosen",
+        "rejected",
+        "margin",
+        "label",
+        "system",
+    ),
+    *("tag", "id", "input", "ground_truth"),
+}
+"""Keys of `data_args` that affect prepared rows."""
 PROMPT_COLUMNS = ("input", "context", "history", "system", "image", "images", "video", "videos", "audio", "audios")
 """Columns that other frameworks make a part of the prompt, by their usual names."""
 UNNAMED = "have a value in the column '{}', which no key of data_args names, so that the model does not see it"

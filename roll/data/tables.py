@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
-from roll.data.rows import RowFault
+from roll.data.rows import COLUMNS, RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
 from roll.system.orphans import forks_die_too
@@ -36,23 +36,6 @@ from roll.system.own_folder import LockHeld, holding_lock
 
 FORMAT = "14"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
-COLUMNS = {
-    *(
-        "template",
-        "chat_template_kwargs",
-        "messages",
-        "prompt",
-        "response",
-        "text",
-        "chosen",
-        "rejected",
-        "margin",
-        "label",
-        "system",
-    ),
-    *("tag", "id", "input", "ground_truth"),
-}
-"""Keys of `data_args` that affect prepared rows."""
 DOMAIN = "domain"
 """Column with a row's reward domain."""
 REPORTED_ROWS = 20

@@ -24,9 +24,10 @@ from roll.export.__main__ import export
 from roll.ray.cluster import ClusterSession, cluster
 from roll.rewards.passing import Bars, bar_text
 from roll.runs.assemble import show_activity
+from roll.runs.early_processes import is_trainer_side
 from roll.runs.interrupt import Interrupt
 from roll.runs.rlvr.held_out import HeldOutInputs, held_out_groups, prepare_held_out
-from roll.runs.roles import Roles, is_trainer_side
+from roll.runs.roles import Roles
 from roll.system.event_loop import guarded, run_in_loop
 from roll.system.own_folder import own_folder
 from roll.tracking.base import StepNotices

@@ -117,6 +117,11 @@ class WorkerGroup(Ranks[S]):
         finally:
             self._calls[method] -= 1
 
+    def load(self, library: str) -> None:
+        """Let every process import a strategy's module ahead of `start`, which raises the error of an import."""
+        for actor in self._actors:
+            actor.load.remote(library)
+
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
         """Build the strategy of every rank. The ranks rendezvous at rank 0's address.
 

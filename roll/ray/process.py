@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,11 @@ class Process:
         _use_own_temporary()
         announce("process started")
 
+    def load(self, library: str) -> None:
+        """Import the strategy's module ahead of `build`."""
+        announce(IMPORTING)
+        import_module(library)
+
     def free_address(self) -> tuple[str, int]:
         """Return this host's address and a free port for the role's rendezvous."""
         return _free_address()
@@ -281,6 +287,11 @@ class AsyncProcess(BatchedServer):
         _find_programs()
         _use_own_temporary()
         announce("process started")
+
+    async def load(self, library: str) -> None:
+        """See `Process`."""
+        announce(IMPORTING)
+        import_module(library)
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""

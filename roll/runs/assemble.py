@@ -12,14 +12,14 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import datasets
 from omegaconf import OmegaConf
 
 from roll.config.derived.trackers import chosen_trackers
@@ -30,24 +30,18 @@ from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, 
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
-from roll.engines.actor_infer import ActorInfer
 from roll.errors import ConfigError, Fault, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.cluster import cluster
+from roll.ray.group import WorkerGroup
 from roll.ray.liveness import RayNodes
 from roll.ray.role_signs import RoleActivity
 from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import CONFIG_FILE, Checkpointer
+from roll.runs.early_processes import early_groups, is_trainer_side
 from roll.runs.ending import RunEnding
 from roll.runs.interrupt import Interrupt
-from roll.runs.offline import wiring as wire_distill
-from roll.runs.offline import wiring as wire_dpo
-from roll.runs.offline import wiring as wire_reward_model
-from roll.runs.offline import wiring as wire_sft
-from roll.runs.offline.wiring import steps_of
-from roll.runs.rlvr import wiring as wire_rlvr
-from roll.runs.roles import Roles, is_trainer_side
 from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.system.event_loop import guarded, run_in_loop
 from roll.system.restart_budget import RestartBudget
@@ -61,6 +55,9 @@ from roll.tracking.life import TICK, ActivityDisplay
 from roll.tracking.logs import RunLog
 from roll.tracking.trackers import open_named
 
+if TYPE_CHECKING:
+    from roll.runs.roles import Roles
+
 
 async def show_activity(roles: Roles, life: ActivityDisplay) -> None:
     """Update the console until cancelled. Skip updates while its output is not visible."""
@@ -69,18 +66,12 @@ async def show_activity(roles: Roles, life: ActivityDisplay) -> None:
         if life.is_seen:
             groups = roles.all_groups
             life.own([process.pid for group in groups.values() for process in group.processes()])
-            signs = await asyncio.gather(
-                *(asked.of(group, _progress(roles.facades.get(name))) for name, group in groups.items())
-            )
+            signs = await asyncio.gather(*(asked.of(group, roles.progress(name)) for name, group in groups.items()))
             life.driver(
                 "all roles are ready" if roles.are_running else "starting the roles", is_busy=not roles.are_running
             )
             life.show([sign for sign in signs if sign])
         await asyncio.sleep(TICK)
-
-
-def _progress(facade: object) -> str:
-    return facade.progress if isinstance(facade, ActorInfer) else ""
 
 
 BACK_OFF_SECONDS = (5.0, 30.0, 120.0)
@@ -140,7 +131,9 @@ BEFORE_FIRST = -1
 
 
 def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
-    """Run an experiment. Check models and data first, so that no role starts for a run that cannot work.
+    """Run an experiment. Check models and data first, so that no model is loaded for a run that cannot work.
+
+    The roles' processes start beside the check and import their libraries; see `early_groups`.
 
     `life` shows the activity of the driver and the roles.
 
@@ -159,37 +152,36 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
         LOG.info("the plan:\n%s", plan_text(config, plan))
         checkpointer = Checkpointer(config, store)
         changed = _changed(config, checkpointer)
-        if not sys.stderr.isatty():
-            datasets.disable_progress_bars()
-        life.driver("checking model and data")
-        prepared = prepare_run(config)
-        checkpointer.agree(
-            resume_fingerprint.of_rows(config, prepared),
-            "use the same files, columns, template, lengths and data_split as before",
-        )
-        steps = last_step(config, plan, prepared)
-        if _was_finished(config, checkpointer, steps, changed):
-            return
-        if prepared.rows is not None:
-            print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} per step: {steps} steps", flush=True)
-        ending.begin(checkpointer, steps)
-        write_config(config, folder)
-        write_start(folder, secrets.hide, checkpointer.resumed_step, [str(one) for one in changed])
-        LOG.info(
-            "models and data were checked; starting Ray and %d roles, to continue after step %d",
-            len(plan.roles),
-            checkpointer.resumed_step or 0,
-        )
-        life.driver("opening the trackers")
-        tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
-        _say_resumed(checkpointer, changed)
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
+            early = early_groups(config, plan, session)
+            life.driver("checking model and data")
+            prepared = prepare_run(config)
+            checkpointer.agree(
+                resume_fingerprint.of_rows(config, prepared),
+                "use the same files, columns, template, lengths and data_split as before",
+            )
+            steps = last_step(config, plan, prepared)
+            if _was_finished(config, checkpointer, steps, changed):
+                return
+            if prepared.rows is not None:
+                print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} per step: {steps} steps", flush=True)
+            ending.begin(checkpointer, steps)
+            write_config(config, folder)
+            write_start(folder, secrets.hide, checkpointer.resumed_step, [str(one) for one in changed])
+            LOG.info(
+                "models and data were checked; starting %d roles, to continue after step %d",
+                len(plan.roles),
+                checkpointer.resumed_step or 0,
+            )
+            life.driver("opening the trackers")
+            tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
+            _say_resumed(checkpointer, changed)
             stack.enter_context(memory_of_steps())
             context = RunContext(plan, session, checkpointer, tracker)
             reopen = partial(_reopened, stack, config, steps, life)
-            run_in_loop(partial(_run, config, plan, prepared.loop, context, interrupt, life, reopen))
+            run_in_loop(partial(_run, config, prepared.loop, context, early, interrupt, life, reopen))
 
 
 def last_step(config: Config, plan: Plan, prepared: PreparedRun) -> int:
@@ -197,6 +189,8 @@ def last_step(config: Config, plan: Plan, prepared: PreparedRun) -> int:
     if not isinstance(config, OfflineConfig) or prepared.rows is None:
         assert config.max_steps is not None, "only offline pipelines may leave max_steps unset"
         return config.max_steps
+    from roll.runs.offline.wiring import steps_of
+
     return steps_of(config, prepared.rows, plan.batch.sequences_per_step)
 
 
@@ -246,18 +240,28 @@ def _say_resumed(checkpointer: Checkpointer, changed: Sequence[Change]) -> None:
 
 
 def prepare_run(config: Config) -> PreparedRun:
-    """Check models and data, and return the loop, ready to run. Raises BadInput if one cannot be used."""
+    """Check models and data, and return the loop, ready to run. Raises BadInput if one cannot be used.
+
+    The pipelines are imported here, because their libraries take seconds in which the roles' processes start.
+    """
+    import datasets
+
+    from roll.runs.offline import wiring as offline
+    from roll.runs.rlvr import wiring as rlvr
+
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     match config:
         case RlvrConfig():
-            return wire_rlvr.prepare_rlvr(config)
+            return rlvr.prepare_rlvr(config)
         case SftConfig():
-            return wire_sft.prepare_sft(config)
+            return offline.prepare_sft(config)
         case DpoConfig():
-            return wire_dpo.prepare_dpo(config)
+            return offline.prepare_dpo(config)
         case RewardModelConfig():
-            return wire_reward_model.prepare_reward_model(config)
+            return offline.prepare_reward_model(config)
         case DistillConfig():
-            return wire_distill.prepare_distill(config)
+            return offline.prepare_distill(config)
 
 
 def write_config(config: Config, folder: Path) -> None:
@@ -285,19 +289,21 @@ def _run_folder(config: Config) -> Path:
 
 async def _run(
     config: Config,
-    plan: Plan,
     loop: Loop,
     context: RunContext,
+    early: Mapping[str, WorkerGroup[Any]],
     interrupt: Interrupt,
     life: ActivityDisplay,
     reopen: Callable[[int | None], Tracking],
 ) -> None:
     """Run the loop to completion. Restart it if the trainer's side loses a process; see `Restarts`."""
+    from roll.runs.roles import Roles
+
     restarts = Restarts(config.max_restarts)
     async with AsyncExitStack() as stack:
         with interrupt.working():
             async with context.session.watched():
-                roles = Roles(config, plan, context.session, stack)
+                roles = Roles(config, context.plan, context.session, stack, early)
                 while (lost := await _attempt(roles, loop, context, interrupt, life)) is not None:
                     seconds = restarts.wait_after(lost, context.tracker.step_under_way if roles.are_running else None)
                     await roles.end_trainer_side()

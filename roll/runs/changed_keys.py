@@ -28,7 +28,7 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig
 from roll.config.schema.secrets import redacted
-from roll.data.tables import COLUMNS
+from roll.data.rows import COLUMNS
 from roll.errors import Fault
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from roll.agents.environment_workers import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
@@ -33,7 +34,6 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import (
     ActorTrainConfig,
     CriticConfig,
-    ExperimentConfig,
     LearnerConfig,
     ReferenceConfig,
     RewardModelRole,
@@ -44,19 +44,20 @@ from roll.engines.pool import Running, running_limits
 from roll.models.load import load_policy
 from roll.models.packed import PackedPolicy
 from roll.models.value import load_values
-from roll.ray.cluster import RECORD, ClusterSession
+from roll.ray.cluster import ClusterSession
 from roll.ray.device_sharing import ColocatedRole, DeviceSharing, lines
 from roll.ray.group import WorkerGroup
 from roll.ray.liveness import Liveness, RayNodes
-from roll.ray.placement import worker_placements
 from roll.rewards.judges.chat_api import ApiChat, ApiModel
 from roll.rewards.judges.reward_models import ApiJudge, ApiSettings, JudgeEngines, ScorerEngines
 from roll.rewards.reward_workers import ModelReward, Rewards, RewardSettings, RewardWorker
+from roll.runs.early_processes import is_trainer_side, new_group
 from roll.runs.role_models import model_path, model_shape, training_flops
 from roll.system.own_folder import remove_ownerless
 from roll.training.actor_train import ActorTrain, Critic, Reference, Teacher, TrainShape
 
 S = TypeVar("S")
+NONE_YET: Mapping[str, WorkerGroup[Any]] = MappingProxyType({})
 
 
 class Roles:
@@ -66,9 +67,18 @@ class Roles:
     keeps its group unless that group was ended.
     """
 
-    def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        session: ClusterSession,
+        stack: AsyncExitStack,
+        early: Mapping[str, WorkerGroup[Any]] = NONE_YET,
+    ) -> None:
+        """`early` are processes that have started already, by role; see `early_groups`."""
         self._config, self._plan, self._session, self._stack = config, plan, session, stack
         self._all: dict[str, WorkerGroup[Any]] = {}
+        self._early = dict(early)
         self._starts: dict[str, Callable[[], Awaitable[None]]] = {}  # by role, for groups that have not started
         self._colocated: dict[str, ColocatedRole] = {}
         self._sharing = DeviceSharing(plan.turns)
@@ -148,6 +158,11 @@ class Roles:
             ends=ends,
         )
         return self._group(name, role, settings, blocking=True), shape
+
+    def progress(self, name: str) -> str:
+        """Return what a role's engines are doing, as text; "" for other roles."""
+        facade = self._colocated.get(name)
+        return facade.progress if isinstance(facade, ActorInfer) else ""
 
     def actor_infer(self, config: RlvrConfig) -> ActorInfer:
         """Request the group that generates. Its facade, which tracks requests, lives as long as the processes."""
@@ -310,22 +325,22 @@ class Roles:
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         for path in role.strategy_args.traits.swap_folders:  # called after the group's end: a killed rank leaves files
             self._stack.callback(remove_ownerless, path)
-        group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
+        group = self.groups[name] = self._known_group(
+            name, role.system_envs, settings, blocking, role.strategy_args.library
+        )
         self.liveness.watch(group, with_children=True)
         return group
 
     def _known_group(
-        self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool
+        self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool, library: str = ""
     ) -> WorkerGroup[S]:
         """Return the role's group if it exists, otherwise a new one for `start`."""
         if name in self._all:
             return self._all[name]
-        environment = {"TMPDIR": str(self._session.scratch)} | worker_environment(self._plan, self._config, system_envs)
-        models = (self._plan.roles[role] for role in model_roles(self._config) if role in self._plan.roles)
-        cpu_ranks = sum(role.ranks for role in models if role.on_cpu)
-        places = worker_placements(self._plan.roles[name], self._config.num_gpus_per_node, environment, cpu_ranks)
-        record, replica_size = self._session.shared_memory / f"{name}{RECORD}", self._plan.roles[name].replica_size
-        group = self._all[name] = WorkerGroup(name, places, self._session.logs, record, blocking, replica_size)
+        group = self._early.pop(name, None) or new_group(
+            self._config, self._plan, self._session, name, system_envs, blocking, library
+        )
+        self._all[name] = group
         limits = self._config.deadlines
         self._stack.push_async_callback(group.stop, limits.shutdown)
         self._starts[name] = partial(group.start, settings, limits.collective or limits.train / 2, limits.start)
@@ -338,27 +353,9 @@ class Roles:
         return budget
 
 
-def is_trainer_side(role: str) -> bool:
-    """Return whether a role is trained or serves training; others generate, reward or run environments."""
-    return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
-
-
 def running(engines: int, traits: BackendTraits, most: int | None = None) -> Running:
     """Return the tracker of the engines' running samples. Its limit is `most` in total, or the engines' own limits."""
     return Running(running_limits(engines, most, traits.most_requests), engines)
-
-
-CUBLAS_WORKSPACE = ":4096:8"
-"""Workspace configuration that torch requires for deterministic cuBLAS."""
-
-
-def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a role's processes.
-
-    `own`, the role's `system_envs`, takes precedence over the root's `system_envs`, and these over `.deepspeed_env`.
-    """
-    chosen = {"CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} if config.deterministic else {}
-    return {**chosen, **plan.environment, **config.system_envs, **own}
 
 
 def aggregation(config: Config) -> str:

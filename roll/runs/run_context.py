@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from roll.config.plan.plan import Plan
 from roll.ray.cluster import ClusterSession
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.interrupt import Interrupt
 from roll.runs.position import Position
-from roll.runs.roles import Roles
 from roll.tracking.fanout import Tracking
+
+if TYPE_CHECKING:
+    from roll.runs.roles import Roles
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class RunContext:
     """Number of restarts of the trainer's side in this run so far."""
 
 
-Loop = Callable[[Roles, RunContext, Interrupt], Awaitable[Position]]
+Loop = Callable[["Roles", RunContext, Interrupt], Awaitable[Position]]
 
 
 @dataclass(frozen=True)

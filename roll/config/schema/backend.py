@@ -100,6 +100,9 @@ class StrategyConfig(StrictConfig):
     the method `score_settings` runs a reference, for example.
     """
 
+    library: ClassVar[str] = ""
+    """Module of the strategy, which a process imports before its settings are known. "" if there is none."""
+
     strategy_name: Any
     strategy_config: Any
 

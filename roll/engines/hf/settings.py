@@ -8,7 +8,7 @@ so they must be defined at the top level of a module.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -78,6 +78,8 @@ class HfConfig(StrictConfig):
 
 class HfInferStrategyConfig(StrategyConfig):
     """Log-probs with transformers, and generation on machines without vLLM."""
+
+    library: ClassVar[str] = "roll.engines.hf.strategy"
 
     strategy_name: Literal["hf_infer"] = Field(
         description="Compute log-probs with transformers; also generates if vLLM is not available, slowly."

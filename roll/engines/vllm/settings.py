@@ -123,6 +123,8 @@ class VllmRewardSettings:
 class VllmStrategyConfig(StrategyConfig):
     """Generation with vLLM."""
 
+    library: ClassVar[str] = "roll.engines.vllm.strategy"
+
     strategy_name: Literal["vllm"] = Field(description="Generate with vLLM.")
     strategy_config: VllmConfig = Field(
         default_factory=lambda: VllmConfig.model_validate({}), description="Settings of the engine."

@@ -18,6 +18,7 @@ from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
 from roll.rollout.group import GroupSampler
 from roll.runs.device_phases import DevicePhases
+from roll.runs.early_processes import is_trainer_side
 from roll.runs.notices import held_out_watches
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models
@@ -34,7 +35,7 @@ from roll.runs.rlvr.wiring import (
     renderer_of,
 )
 from roll.runs.role_models import model_path
-from roll.runs.roles import Roles, is_trainer_side
+from roll.runs.roles import Roles
 from roll.tracking.base import Watch
 from roll.types import Episode, Prompt, RolloutGroup
 

@@ -264,6 +264,8 @@ class ShardedScoreSettings:
 class DeepSpeedInferStrategyConfig(StrategyConfig):
     """Log-probs with a model that ZeRO-3 shards over the role's devices."""
 
+    library: ClassVar[str] = "roll.training.deepspeed.score"
+
     strategy_name: Literal["deepspeed_infer"] = Field(
         description="Compute log-probs with a model sharded by ZeRO-3, for models too large for one GPU."
     )
@@ -293,6 +295,8 @@ class DeepSpeedInferStrategyConfig(StrategyConfig):
 
 class DeepSpeedTrainStrategyConfig(StrategyConfig):
     """Training with DeepSpeed."""
+
+    library: ClassVar[str] = "roll.training.deepspeed.strategy"
 
     strategy_name: Literal["deepspeed_train"] = Field(description="Train with DeepSpeed, ZeRO stages 0 to 3.")
     strategy_config: DeepSpeedConfig = Field(description="DeepSpeed's configuration; usually `${deepspeed_zero3}`.")

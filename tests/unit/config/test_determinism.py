@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roll.pipeline import main
-from roll.runs.roles import worker_environment
+from roll.runs.early_processes import worker_environment
 from tests import limits
 
 GPUS = ("--config-name", "rlvr_zero3", "dry_run=true", "deterministic=true")

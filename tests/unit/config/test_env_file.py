@@ -15,7 +15,7 @@ from roll.config.load.env_file import idle_variables, read_env_files
 from roll.config.load.user_code import user_parts
 from roll.config.schema.roles import RoleConfig
 from roll.pipeline import main
-from roll.runs.roles import worker_environment
+from roll.runs.early_processes import worker_environment
 from tests.faults import coded
 
 

@@ -1,0 +1,73 @@
+"""Starts the processes of a run's roles.
+
+The models' processes start while the driver still checks the data. They import the libraries of their backend, which
+takes most of a start's CPU time, and wait for their settings. No model is loaded and no device is used before the check
+has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.config.derived.domains import ENVIRONMENTS
+from roll.config.derived.fixed_roles import PREFIX
+from roll.config.derived.placement import model_roles
+from roll.config.plan.plan import Plan
+from roll.config.schema.backend import EngineMemory
+from roll.config.schema.pipelines import Config
+from roll.config.schema.roles import ExperimentConfig
+from roll.ray.cluster import RECORD, ClusterSession
+from roll.ray.group import WorkerGroup
+from roll.ray.placement import worker_placements
+
+CUBLAS_WORKSPACE = ":4096:8"
+"""Workspace configuration that torch requires for deterministic cuBLAS."""
+
+
+def early_groups(config: Config, plan: Plan, session: ClusterSession) -> dict[str, WorkerGroup[Any]]:
+    """Start the processes of all models, engines first, and return the groups by role."""
+    roles = {name: role for name, role in model_roles(config).items() if name in plan.roles}
+    engines = [name for name, role in roles.items() if isinstance(role.strategy_args.traits.memory, EngineMemory)]
+    groups: dict[str, WorkerGroup[Any]] = {}
+    for name in sorted(roles, key=lambda name: name not in engines):
+        role = roles[name]
+        library = role.strategy_args.library
+        groups[name] = new_group(config, plan, session, name, role.system_envs, is_trainer_side(name), library)
+    return groups
+
+
+def new_group(
+    config: Config,
+    plan: Plan,
+    session: ClusterSession,
+    name: str,
+    system_envs: Mapping[str, str],
+    blocking: bool,
+    library: str,
+) -> WorkerGroup[Any]:
+    """Start the processes of a role, which import the module `library` at once. For the rest, see `WorkerGroup`."""
+    environment = {"TMPDIR": str(session.scratch)} | worker_environment(plan, config, system_envs)
+    role = plan.roles[name]
+    models = (plan.roles[model] for model in model_roles(config) if model in plan.roles)
+    cpu_ranks = sum(model.ranks for model in models if model.on_cpu)
+    places = worker_placements(role, config.num_gpus_per_node, environment, cpu_ranks)
+    record = session.shared_memory / f"{name}{RECORD}"
+    group = WorkerGroup[Any](name, places, session.logs, record, blocking, role.replica_size)
+    if library:
+        group.load(library)
+    return group
+
+
+def is_trainer_side(role: str) -> bool:
+    """Return whether a role is trained or serves training; others generate, reward or run environments."""
+    return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
+
+
+def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a role's processes.
+
+    `own`, the role's `system_envs`, takes precedence over the root's `system_envs`, and these over `.deepspeed_env`.
+    """
+    chosen = {"CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE} if config.deterministic else {}
+    return {**chosen, **plan.environment, **config.system_envs, **own}
