@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -105,7 +105,9 @@ def test_repeated_step_failure_or_spent_restarts_end_run() -> None:
 class Roles:
     """Stands in for the roles of a run."""
 
-    def __init__(self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, config: Config, plan: Plan, session: ClusterSession, stack: AsyncExitStack, early: Mapping[str, Any]
+    ) -> None:
         self.have_started, self.ended, self.liveness = True, 0, self
         self.are_running = True
         self.all_groups: dict[str, Any] = {}
@@ -156,7 +158,7 @@ def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str
         *keys,
     ]
     compose(words, lambda composed, presets: loaded.append(checked_config(composed, presets)))
-    monkeypatch.setattr(assemble, "Roles", Roles)
+    monkeypatch.setattr("roll.runs.roles.Roles", Roles)
     monkeypatch.setattr(restarts, "BACK_OFF_SECONDS", (limits.NONE,))
     session, (config,) = ClusterSession(folder, folder, folder), loaded
     life = quiet_life()
@@ -165,7 +167,7 @@ def finished(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, *keys: str
         tracker = stack.enter_context(assemble.open_trackers(config, checkpointer.resumed_step, 6, life))
         context = RunContext(cast(Plan, None), session, checkpointer, tracker)
         reopen = partial(assemble._reopened, stack, config, 6, life)
-        asyncio.run(assemble._run(config, context.plan, run.loop, context, interrupt, life, reopen))
+        asyncio.run(assemble._run(config, run.loop, context, {}, interrupt, life, reopen))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(line["step"], line["run/restarts"]) for line in lines]
 

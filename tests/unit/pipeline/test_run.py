@@ -86,6 +86,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
             return position
 
         monkeypatch.setattr(assemble, "cluster", cluster)
+        monkeypatch.setattr(assemble, "early_groups", lambda config, plan, session: {})
         monkeypatch.setattr(assemble, "prepare_run", lambda config: PreparedRun(loop, "rows", rows=4))
         monkeypatch.setattr(assemble, "last_step", lambda config, plan, prepared: config.max_steps)
         assemble.run_experiment(config, make_plan(config), quiet_life())

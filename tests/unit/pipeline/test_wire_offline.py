@@ -6,8 +6,8 @@ import asyncio
 import json
 import pickle
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError, DataError
+from roll.ray.cluster import ClusterSession
 from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency
 from roll.runs import assemble
 from roll.runs import changed_keys as resume_fingerprint
@@ -194,17 +195,23 @@ def configuration(name: str, run_folder: Path, *more: str) -> Config:
 
 
 class Started(Exception):
-    """Raised at the point at which Ray would start."""
+    """Raised at the point at which the roles would start."""
 
 
 @pytest.fixture
 def start(run: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Return a function that starts a run in the folder of `run` as the command line does, until Ray would start."""
+    """Return a function that starts a run in the folder of `run` as the command line does, until its roles would start."""
 
     def started(*_: Any) -> None:
         raise Started
 
-    monkeypatch.setattr(assemble, "cluster", started)
+    @contextmanager
+    def cluster(folder: Path, *_: Any) -> Iterator[ClusterSession]:
+        yield ClusterSession(tmp_path, folder / "logs", tmp_path)
+
+    monkeypatch.setattr(assemble, "cluster", cluster)
+    monkeypatch.setattr(assemble, "early_groups", lambda *_: {})
+    monkeypatch.setattr(assemble, "run_in_loop", started)
 
     def go(name: str, *more: str) -> None:
         config = configuration(name, tmp_path / "run", *more)
