@@ -22,7 +22,7 @@ from signal import SIGHUP, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
 from benchmarks import edge_world
-from benchmarks.edge_runs import Fault, Hit, Play, Player
+from benchmarks.edge_runs import Fault, Hit, Play, Player, Reader
 from benchmarks.fault_plan import Kind
 from benchmarks.fault_runs import World
 from benchmarks.faults import prepare
@@ -38,8 +38,8 @@ STEPS = 24
 def sft(*keys: str, steps: int = 120) -> tuple[str, ...]:
     """Return the arguments of a run of the fine-tuning pipeline."""
     kept = ("~data_split", "eval_steps=0", "save_steps=5", f"max_steps={steps}", "max_restarts=10")
-    epochs = "sft_train.training_args.num_train_epochs=100"
-    return ("--config-name", "tiny/tiny_sft", *kept, epochs, *keys)
+    trained = ("num_train_epochs=100", "per_device_train_batch_size=16")
+    return ("--config-name", "tiny/tiny_sft", *kept, *(f"sft_train.training_args.{key}" for key in trained), *keys)
 
 
 def rlvr(world: World) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ def acting(environment: str, steps: int) -> tuple[str, ...]:
     return (
         *("--config-name", "tiny/tiny_rlvr_lora_zero3", "pretrain=warm/export", f"max_steps={steps}", "save_steps=2"),
         *("~rewards", "~reference", "use_kl_loss=false", "kl_loss_coef=0", "eval_steps=0", "validation=null"),
-        *("prompt_length=32", "+sequence_length=64", "actor_train.data_args.template=chatml", "rollout_batch_size=8"),
-        *("num_return_sequences_in_group=4", f"+environments={{arithmetic: {{{block}}}}}", "max_restarts=10"),
+        *("prompt_length=32", "+sequence_length=64", "actor_train.data_args.template=chatml", "rollout_batch_size=4"),
+        *("num_return_sequences_in_group=2", f"+environments={{arithmetic: {{{block}}}}}", "max_restarts=10"),
     )
 
 
@@ -137,7 +137,7 @@ RLVR_FAULTS = (
 
 
 def driver(name: str, *hits: Hit, **more: Any) -> Fault:
-    """Return a fault of the driver or of Ray, after which the run ends."""
+    """Return a fault after which the run ends."""
     return Fault(name, hits=hits, **{"steps": 12, "noticed": ENDED, "back": "", **more})
 
 
@@ -153,91 +153,88 @@ def single(name: str, fault: Fault, *statuses: int, **more: Any) -> Play:
 
 def plays(world: World) -> tuple[Play, ...]:
     """Return all runs, the undisturbed ones before those that must equal them."""
-    return (*fine_tuning(), *reinforcement(world))
+    return (*ranks(), *signals(), *terminals(), *infrastructure(), *disks(), *agents(), *engines(world))
 
 
-def fine_tuning() -> tuple[Play, ...]:
-    """Return the fine-tuning runs: their trainer, signals, the terminal, Ray and full disks."""
-    term = Kind.DRIVER
-    metrics, saved = "roll.tracking.jsonl:JsonlTracker.log", "roll.runs.checkpoint.store:CheckpointStore._publish"
-    killed = Fault("driver killed just after a checkpoint's rename", saved, "", is_after=True, steps=0, noticed="")
-    full = Fault("disk full amid a checkpoint", f"{TRAIN}save", "sft_train-0", "fill {run}", steps=0, noticed=ENDED)
+def ranks() -> tuple[Play, ...]:
+    """Return the fine-tuning runs whose ranks die and stop."""
+    return (Play("still-sft", sft(), ()), Play("ranks", sft(), SFT_FAULTS, still="still-sft"))
+
+
+def signals() -> tuple[Play, ...]:
+    """Return the fine-tuning runs whose driver gets a signal."""
+    named, term = "stopped by a signal", Hit(Kind.DRIVER, SIGTERM)
+    published = "roll.runs.checkpoint.store:CheckpointStore._publish"
+    killed = Fault("driver killed just after a checkpoint's rename", published, is_after=True, steps=0, noticed="")
     return (
-        Play("still-sft", sft(), ()),
-        Play("ranks", sft(), SFT_FAULTS, still="still-sft"),
-        single("term", driver("SIGTERM", Hit(term, SIGTERM), named="stopped by a signal"), 130),
-        single(
-            "term-twice",
-            driver("SIGTERM twice", Hit(term, SIGTERM), Hit(term, SIGTERM, delay=1.4), named="stopped by a signal"),
-            130,
-        ),
-        single("hangup", Fault("SIGHUP", hits=(Hit(term, SIGHUP),), noticed="", back=""), 0, 130),
-        single("no-reader", Fault("stdout closed from the start", steps=0, noticed="", back=""), 0, reader="gone"),
-        single(
-            "lost-reader",
-            Fault("reader of stdout killed", steps=12, closes_reader=True, noticed=""),
-            0,
-            reader="pipe",
-        ),
-        single("raylet", driver("raylet stopped", Hit(Kind.RAYLET, SIGSTOP), named="raylet was stopped"), 3),
-        single(
-            "gcs",
-            driver(
-                "GCS and rank 1 killed at once", Hit(Kind.GCS, SIGKILL), Hit("sft_train-1", SIGKILL), named="gcs_server"
-            ),
-            3,
-        ),
+        single("term", driver("SIGTERM", term, named=named), 130),
+        single("term-twice", driver("SIGTERM twice", term, replace(term, delay=1.4), named=named), 130),
+        single("hangup", driver("SIGHUP", Hit(Kind.DRIVER, SIGHUP), named=named), 130),
         Play("renamed", sft(), (killed,), ((-SIGKILL,), (0,)), still="still-sft"),
-        single("full-checkpoint", _named(full, "MiB free|No space left"), 3, full="run"),
-        single(
-            "full-metrics",
-            _named(
-                Fault("disk full at metrics.jsonl", metrics, "", "fill {run}", noticed=ENDED, back=""), "metrics.jsonl"
-            ),
-            3,
-            full="run",
-        ),
-        single(
-            "deleted",
-            Fault("checkpoints deleted while running", steps=25, deletes="checkpoints/step_*", noticed=""),
-            0,
-            still="still-sft",
-        ),
     )
 
 
-def reinforcement(world: World) -> tuple[Play, ...]:
-    """Return the runs with engines: all their roles, agents, environments and full shared memory."""
-    agent = "agent: {function: 'benchmarks.edge_world:play'}, episode_timeout: 120,"
-    agents = (
+def terminals() -> tuple[Play, ...]:
+    """Return the fine-tuning runs that lose what reads their output."""
+    lost = {"steps": 12, "closes_reader": True}
+    closed = driver("terminal closed", **lost, named="stopped by a signal")
+    return (
+        single("no-terminal", closed, 130, reader=Reader.TERMINAL),
+        single("no-reader", Fault("stdout closed from the start", steps=0, noticed="", back=""), 0, reader=Reader.GONE),
+        single("lost-reader", Fault("reader of stdout killed", **lost, noticed=""), 0, reader=Reader.PIPE),
+    )
+
+
+def infrastructure() -> tuple[Play, ...]:
+    """Return the fine-tuning runs that lose a process of Ray."""
+    both = Hit(Kind.GCS, SIGKILL), Hit("sft_train-1", SIGKILL)
+    return (
+        single("raylet", driver("raylet stopped", Hit(Kind.RAYLET, SIGSTOP), named="raylet was stopped"), 3),
+        single("gcs", driver("GCS and rank 1 killed at once", *both, named="gcs_server"), 3),
+    )
+
+
+def disks() -> tuple[Play, ...]:
+    """Return the fine-tuning runs whose disk is full, or whose checkpoints are deleted."""
+    metrics, full = "roll.tracking.jsonl:JsonlTracker.log", "fill {run}"
+    named = "MiB free|No space left"
+    saving = driver("disk full amid a checkpoint", place=f"{TRAIN}save", action=full, steps=0, named=named)
+    logging = driver("disk full at metrics.jsonl", place=metrics, action=full, steps=1, named="metrics.jsonl")
+    deleted = Fault("checkpoints deleted while running", steps=25, deletes="checkpoints/step_*", noticed="")
+    return (
+        single("full-checkpoint", replace(saving, log="sft_train-0"), 3, full="run"),
+        single("full-metrics", logging, 3, full="run"),
+        single("deleted", deleted, 0, still="still-sft"),
+    )
+
+
+def agents() -> tuple[Play, ...]:
+    """Return the runs whose agents and environments stop, die and send what is no text."""
+    by_agents = (
         *(edge_world.AGENT_KILLED, edge_world.SURROGATE, edge_world.SUPERVISOR_KILLED, edge_world.AGENT_STOPPED),
         edge_world.ORPHANED,
     )
-    shared = Fault("shared memory full amid a sync", SYNC, "actor_train-0", "fill /dev/shm", noticed=ENDED, back="")
-    return (
-        Play("still-rlvr", rlvr(world), ()),
-        Play("six", rlvr(world), RLVR_FAULTS, still="still-rlvr"),
-        Play("agents", acting(agent, 2 * len(agents) + 2), tuple(world_fault(name) for name in agents)),
-        Play(
-            "environments",
-            acting("", 6),
-            (world_fault(edge_world.ENVIRONMENT_KILLED), world_fault(edge_world.ENVIRONMENT_STOPPED)),
-        ),
-        Play("full-shared", rlvr(world), (_named(shared, "/dev/shm"),), ((3,),), full="/dev/shm", mib=512),
-        Play(
-            "no-shared",
-            rlvr(world),
-            (Fault("shared memory of 1 MiB", steps=0, noticed="", back="", named="/dev/shm|shared memory"),),
-            ((2, 3),),
-            full="/dev/shm",
-            mib=1,
-        ),
+    by_environments = (
+        *(edge_world.ENVIRONMENT_KILLED, edge_world.ENVIRONMENT_STOPPED, edge_world.ENVIRONMENT_SURROGATE),
+    )
+    agent = "agent: {function: 'benchmarks.edge_world:play'}, episode_timeout: 120,"
+    return tuple(
+        Play(name, acting(block, 2 * len(faults) + 2), tuple(world_fault(fault) for fault in faults))
+        for name, block, faults in (("agents", agent, by_agents), ("environments", "", by_environments))
     )
 
 
-def _named(fault: Fault, named: str) -> Fault:
-    """Return a fault that ends the run, which must name the cause."""
-    return replace(fault, named=named, back="")
+def engines(world: World) -> tuple[Play, ...]:
+    """Return the runs with engines: all their roles, and full shared memory."""
+    memory, said = "/dev/shm", "/dev/shm|shared memory"
+    full = driver("shared memory full amid a sync", place=SYNC, log="actor_train-0", action=f"fill {memory}", steps=1)
+    small = Fault("shared memory of 1 MiB", steps=0, noticed="", back="", named=said)
+    return (
+        Play("still-rlvr", rlvr(world), ()),
+        Play("six", rlvr(world), RLVR_FAULTS, still="still-rlvr"),
+        Play("full-shared", rlvr(world), (replace(full, named=said),), ((3,),), full=memory, mib=512),
+        Play("no-shared", rlvr(world), (small,), ((2, 3),), full=memory, mib=1),
+    )
 
 
 def markdown(played: Sequence[Mapping[str, Any]]) -> str:
@@ -282,6 +279,8 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="file for the table")
     options = parser.parse_args()
     signal.signal(SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives the campaign
+    if signal.getsignal(SIGHUP) is signal.SIG_IGN:  # under nohup; the runs must not ignore it too
+        signal.signal(SIGHUP, lambda number, _: None)
     folder = options.folder.absolute()
     prepare(folder)
     chosen = plays(World(folder, "", STEPS))

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +24,7 @@ import psutil
 from benchmarks.edge_strikes import FOLDER, STRIKES, Strike
 from benchmarks.fault_plan import Kind
 from benchmarks.fault_runs import ALARM, differences
-from benchmarks.fault_watch import LOOK, SHARED, STEP, Course, Said, Watch
+from benchmarks.fault_watch import LOOK, PROC, SHARED, STEP, Course, Said, Watch
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 400.0
@@ -32,6 +33,18 @@ HANGING = -1
 """Status that is reported for an attempt that hangs."""
 GRACE = 15.0
 """Seconds after the end of the driver in which its processes may still end."""
+
+
+class Reader(StrEnum):
+    """What reads the output of a run."""
+
+    FILE = "file"
+    GONE = "gone"
+    """Nobody, from the start."""
+    PIPE = "pipe"
+    """A process that reads stdout and that a fault may kill."""
+    TERMINAL = "terminal"
+    """A terminal, which is the run's controlling terminal, and which a fault may close."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +101,7 @@ class Play:
     full: str = ""
     """Folder on which a small file system of its own is mounted: `run` for the run's folder, or an absolute path."""
     mib: int = 64
-    reader: str = "file"
-    """What reads stdout: `file`, `gone` (nobody from the start) or `pipe` (a process that a fault may kill)."""
+    reader: Reader = Reader.FILE
     still: str = ""
     """Name of the undisturbed run that it must equal."""
 
@@ -162,8 +174,9 @@ class Player:
                 self._played.statuses.append(self._attempt())
             self._played.end, self._played.seconds = time.time(), time.time() - began
         finally:
-            files = [*self._temporary.iterdir(), *set(SHARED.iterdir()) - before]
-            self._played.left = [*ended(self._strikes), *sorted(str(file) for file in files if file.exists())]
+            processes = ended(self._strikes)
+            files = [*self._temporary.iterdir(), *unused(set(SHARED.iterdir()) - before)]
+            self._played.left = [*processes, *sorted(map(str, files))]
             shutil.rmtree(self._temporary)
         self._name_causes()
         if self._play.still:
@@ -213,7 +226,9 @@ class Player:
         caches = tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"
         env |= {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(*caches))}
         with self._output.open("ab") as out:
-            stdout = self._pipe(out) if self._play.reader != "file" else out.fileno()
+            if self._play.reader is Reader.TERMINAL:
+                return self._start_in_terminal(words, env, out)
+            stdout = out.fileno() if self._play.reader is Reader.FILE else self._pipe(out)
             process = subprocess.Popen(
                 words, cwd=self._folder, stdout=stdout, stderr=out, start_new_session=True, env=env
             )
@@ -221,10 +236,23 @@ class Player:
                 os.close(stdout)
         return process
 
+    def _start_in_terminal(
+        self, words: Sequence[str], env: Mapping[str, str], out: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """Start a run with a controlling terminal, which is closed when its reader is killed."""
+        ours, theirs = os.openpty()
+        self._reader = subprocess.Popen(["cat"], stdin=ours, stdout=out)
+        process = subprocess.Popen(
+            ["setsid", "--ctty", *words], cwd=self._folder, stdin=theirs, stdout=theirs, stderr=theirs, env=env
+        )
+        os.close(ours)
+        os.close(theirs)
+        return process
+
     def _pipe(self, out: IO[bytes]) -> int:
         """Return the end of a pipe to write to. Its reader writes to `out`, or has already closed it."""
         reads, writes = os.pipe()
-        if self._play.reader == "pipe":
+        if self._play.reader is Reader.PIPE:
             self._reader = subprocess.Popen(["cat"], stdin=reads, stdout=out)
         os.close(reads)
         return writes
@@ -365,3 +393,21 @@ def ended(strikes: Path) -> list[str]:
             described.append(f"process {process.pid} {' '.join(process.cmdline())[:80]}, ports {ports}")
             process.kill()
     return described
+
+
+def unused(files: Iterable[Path]) -> list[Path]:
+    """Return the existing files that no process has open or mapped. Other programs of this host use the others."""
+    used = set[int]()
+    for process in PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            lines = (process / "maps").read_text().splitlines()
+            used |= {int(line.split(maxsplit=5)[4]) for line in lines if f" {SHARED}/" in line}
+            for descriptor in (process / "fd").iterdir():
+                with suppress(OSError):
+                    used.add(descriptor.stat().st_ino)
+    found = []
+    for file in files:
+        with suppress(FileNotFoundError):
+            if file.is_dir() or file.stat().st_ino not in used:
+                found.append(file)
+    return found

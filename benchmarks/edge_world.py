@@ -15,6 +15,7 @@ from benchmarks.edge_strikes import act, claim
 AGENT_KILLED, AGENT_STOPPED, SURROGATE = "agent killed", "agent stopped", "lone surrogate in a request"
 ORPHANED, SUPERVISOR_KILLED = "agent stopped, its supervisor killed", "agent kills its supervisor and goes on"
 ENVIRONMENT_KILLED, ENVIRONMENT_STOPPED = "environment killed", "environment stopped"
+ENVIRONMENT_SURROGATE = "lone surrogate in an environment's message"
 
 
 def play(row: Mapping[str, Any], base_url: str, api_key: str) -> None:
@@ -33,7 +34,12 @@ def play(row: Mapping[str, Any], base_url: str, api_key: str) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
         ask(messages, base_url, api_key)
     if claim(SURROGATE):
-        ask([*messages, answer, {"role": "user", "content": "cut: \ud83d"}], base_url, api_key)
+        ask([*messages, answer, cut_message()], base_url, api_key)
+
+
+def cut_message() -> dict[str, str]:
+    """Return a message with half of a surrogate pair, as JavaScript's `slice` makes it of an emoji."""
+    return {"role": "user", "content": "cut: \ud83d"}
 
 
 def ask(messages: Sequence[Mapping[str, Any]], base_url: str, api_key: str) -> dict[str, Any]:
@@ -62,6 +68,8 @@ class Asks:
             act("kill")
         if claim(ENVIRONMENT_STOPPED):
             act("stop")
+        if claim(ENVIRONMENT_SURROGATE):
+            return Step([cut_message()], 0.0, done=False)
         said = str(message["content"])
         return Step([], sum(letter.isdigit() for letter in said) / max(len(said), 1), done=True)
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import edge_world
 from benchmarks.edge_faults import RLVR_FAULTS, markdown, plays
-from benchmarks.edge_runs import Fault, Play, Played, Player, Row
+from benchmarks.edge_runs import Fault, Play, Played, Player, Row, unused
 from benchmarks.edge_strikes import FOLDER, Strike, act, claim, striking
 from benchmarks.fault_runs import World
 
@@ -27,7 +27,7 @@ def test_every_edge_fault_has_a_real_place() -> None:
 
 def test_edge_faults_have_distinct_names_and_means() -> None:
     names = [fault.name for _, fault in FAULTS]
-    assert len(set(names)) == len(names) >= 33 and not any("/" in name for name in names), "names of files"
+    assert len(set(names)) == len(names) >= 37 and not any("/" in name for name in names), "names of files"
     assert len({play.name for play in PLAYS}) == len(PLAYS) and len(RLVR_FAULTS) >= 6
     inside = {fault.name for _, fault in FAULTS if fault.is_inside}
     known = {value for name, value in vars(edge_world).items() if name.isupper()}
@@ -57,6 +57,14 @@ def test_edge_runs_are_judged_by_every_trace(tmp_path: Path, wrong: dict[str, ob
 
     assert judged()
     assert not judged(**wrong)  # type: ignore[arg-type]
+
+
+def test_only_unused_files_are_left_behind(tmp_path: Path) -> None:
+    closed, opened, folder = tmp_path / "closed", tmp_path / "opened", tmp_path / "folder"
+    closed.touch()
+    folder.mkdir()
+    with opened.open("w"):
+        assert unused([closed, opened, folder, tmp_path / "missing"]) == [closed, folder]
 
 
 def test_edge_table_shows_what_became_of_faults() -> None:
