@@ -10,17 +10,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
-from mcp import Client, MCPError, StdioServerParameters
-from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.client import Transport
+from mcp.shared.message import SessionMessage
+from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent, jsonrpc_message_adapter
+from pydantic import ValidationError
 
 from roll.agents.environments.checked import McpServer
 from roll.agents.tools import Answered, CallError, answered, failed_call
 from roll.errors import EnvironmentFailed
+from roll.system.text import cleaned
 
 LEFT_OUT = "[a part of type {} is left out]"
 
@@ -115,8 +119,53 @@ def result_text(result: CallToolResult) -> str:
     )
 
 
-def _target(server: McpServer) -> StdioServerParameters | str:
+def _target(server: McpServer) -> Transport | str:
     if server.url is not None:
         return server.url
     program, *rest = server.command
-    return StdioServerParameters(command=program, args=rest, env=dict(os.environ), encoding_error_handler="replace")
+    return _cleaned_stdio(
+        StdioServerParameters(command=program, args=rest, env=dict(os.environ), encoding_error_handler="replace")
+    )
+
+
+@asynccontextmanager
+async def _cleaned_stdio(server: StdioServerParameters) -> AsyncGenerator[tuple[Any, Any]]:
+    """Connect to a server over its pipes. Lines that the library refuses for half a surrogate pair are cleaned.
+
+    Otherwise the library would leave them out, and a call would wait for its answer until it times out.
+    """
+    async with stdio_client(server) as (incoming, outgoing):
+        yield _CleanedStream(incoming), outgoing
+
+
+class _CleanedStream:
+    """A stream of a server's messages. Refused lines arrive as exceptions that hold the line."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def receive(self) -> SessionMessage | Exception:
+        return _cleaned_message(await self._stream.receive())
+
+    def __aiter__(self) -> _CleanedStream:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        return _cleaned_message(await anext(self._stream))
+
+    async def __aenter__(self) -> _CleanedStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _cleaned_message(received: SessionMessage | Exception) -> SessionMessage | Exception:
+    """Return the message of a line that was refused, if its texts can be cleaned; otherwise what was received."""
+    if isinstance(received, ValidationError) and isinstance(line := received.errors()[0]["input"], str):
+        with suppress(ValueError, RecursionError):  # the line is no message at all
+            return SessionMessage(jsonrpc_message_adapter.validate_python(cleaned(json.loads(line)), by_name=False))
+    return received

@@ -39,7 +39,7 @@ from roll.hosted.protocol import (
     read_ready,
     read_reply,
 )
-from roll.system.orphans import is_alive
+from roll.system.orphans import is_alive, is_stopped
 from roll.system.tree import LOOK_EVERY, STOPPED_LOOKS, TreeBounds, tree
 
 C = TypeVar("C")
@@ -103,11 +103,7 @@ class Child:
 
     def is_stopped(self) -> bool:
         """Return whether the process was stopped by SIGSTOP."""
-        with suppress(psutil.NoSuchProcess):
-            return (
-                self._process.returncode is None and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
-            )
-        return False
+        return self._process.returncode is None and is_stopped(self._process.pid)
 
     def was_killed(self) -> bool:
         """Return whether a SIGKILL that this object did not send, or a SIGSTOP, ended the process."""

@@ -35,7 +35,7 @@ from roll.errors import ConfigError, Fault, RollError
 from roll.ray.placement import gpu_counts
 from roll.system.event_loop import guarded
 from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
-from roll.system.orphans import is_alive
+from roll.system.orphans import is_alive, is_stopped
 from roll.system.own_folder import own_folder, ownerless
 
 LOOPBACK = "127.0.0.1"
@@ -155,7 +155,7 @@ class ClusterSession:
         stopped = dict.fromkeys(self.heads, 0)
         while not left.wait(LOOK_EVERY):
             for head in self.heads:
-                stopped[head] = stopped[head] + 1 if is_stopped(head) else 0
+                stopped[head] = stopped[head] + 1 if is_stopped(head.pid) else 0
                 if stopped[head] >= LOOKS_STOPPED:
                     head.kill()
                     raise _head_lost(
@@ -167,13 +167,6 @@ class ClusterSession:
                         "died",
                         "see its output in logs/ray; without output it was killed, perhaps because host memory ran out",
                     )
-
-
-def is_stopped(process: psutil.Process) -> bool:
-    """Return whether a process was stopped by SIGSTOP."""
-    with suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_STOPPED
-    return False
 
 
 def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavailable:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 
@@ -71,12 +72,50 @@ def end_descendants() -> None:
         psutil.wait_procs(left, timeout=LOOK_SECONDS)
 
 
+def end_marked(variable: str, value: str) -> None:
+    """Kill all processes that were started with an environment variable of this value, and those of their sessions.
+
+    Unlike a process's place in the tree, its variables stay when its parents end. This process's own session is
+    excluded. Return when no such process is left, or after END_SECONDS.
+    """
+    entry, deadline = f"{variable}={value}".encode(), time.monotonic() + END_SECONDS
+    while (left := _marked(entry)) and time.monotonic() < deadline:
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=LOOK_SECONDS)
+
+
+def _marked(entry: bytes) -> list[psutil.Process]:
+    """Return the processes with this entry in their environment, and those of their sessions, without zombies."""
+    sessions, marked = dict[int, int](), set[int]()
+    for pid in psutil.pids():
+        with suppress(OSError):  # it ended, or is another user's
+            sessions[pid] = os.getsid(pid)
+            if entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                marked.add(pid)
+    within = {sessions[pid] for pid in marked} - {os.getsid(0)}
+    found = list[psutil.Process]()
+    for pid, session in sessions.items():
+        if pid in marked or session in within:
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+    return [process for process in found if is_alive(process)]
+
+
 def is_alive(process: psutil.Process) -> bool:
     """Return whether a process exists and is not a zombie, as a killed one is until its parent reaps it."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process exists and was stopped by SIGSTOP."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
 
 
 def _prctl(option: int, value: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from roll.system.tree import TreeBounds
+from roll.system.orphans import end_marked, is_stopped
+from roll.system.tree import LOOK_EVERY, STOPPED_LOOKS, TreeBounds
 
 if TYPE_CHECKING:  # the process of an agent function does not import the schema
     from roll.config.schema.environments import AgentConfig
@@ -28,6 +31,10 @@ MOST_OUTPUT = 64 << 20
 """Largest number of bytes of an agent's output. An agent that writes more is killed."""
 TOO_MUCH = -1
 """Exit status that is reported for an agent with too much output."""
+LOST = -2
+"""Exit status that is reported for an agent whose supervisor was killed or stopped."""
+MARK = "ROLL_AGENT"
+"""Environment variable that all processes of one run of an agent inherit. Its value is random."""
 CHUNK_BYTES = 1 << 16
 END_SECONDS = 15.0
 """Deadline in seconds for the supervisor to end its processes."""
@@ -73,10 +80,13 @@ def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict
 async def run_agent(
     command: Sequence[str], row: Mapping[str, Any], environment: Mapping[str, str], bounds: TreeBounds
 ) -> AgentEnd:
-    """Run a command until it ends, with the row as JSON on stdin. Its tree is killed at a limit or a cancellation."""
+    """Run a command until it ends, with the row as JSON on stdin. Its tree is killed at a limit or a cancellation, and
+    if its supervisor is lost.
+    """
     ends, alive = os.pipe()
+    mark = secrets.token_hex(16)
     try:
-        process = await _started(command, environment, bounds, ends)
+        process = await _started(command, {**environment, MARK: mark}, bounds, ends)
         telling = asyncio.create_task(_write(process, json.dumps(dict(row), default=str).encode()))
         try:
             return await _run(process)
@@ -84,7 +94,7 @@ async def run_agent(
             telling.cancel()
             os.close(alive)
             alive = -1
-            await _ended(process)
+            await _ended(process, mark)
     finally:
         os.close(ends)
         if alive >= 0:
@@ -115,6 +125,33 @@ async def _write(process: asyncio.subprocess.Process, text: bytes) -> None:
 
 
 async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
+    """Return how the agent ended, or that its supervisor was lost: then a process of the agent may hold the output."""
+    reading, watching = asyncio.create_task(_output(process)), asyncio.create_task(_lost(process))
+    try:
+        await asyncio.wait({reading, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return reading.result() if reading.done() else AgentEnd(LOST, watching.result())
+    finally:
+        reading.cancel()
+        watching.cancel()
+        await asyncio.wait({reading, watching})
+
+
+async def _lost(process: asyncio.subprocess.Process) -> str:
+    """Wait until the supervisor was killed, or stays stopped. Return what happened."""
+    stopped = 0
+    while stopped < STOPPED_LOOKS:
+        if (status := process.returncode) is not None and status < 0:
+            return _died(status)
+        stopped = stopped + 1 if is_stopped(process.pid) else 0
+        await asyncio.sleep(LOOK_EVERY)
+    return f"its supervisor {process.pid} was stopped (SIGSTOP)"
+
+
+def _died(status: int) -> str:
+    return f"its supervisor died of {signal.Signals(-status).name}"
+
+
+async def _output(process: asyncio.subprocess.Process) -> AgentEnd:
     assert process.stdout is not None
     kept, count = bytearray(), 0
     while chunk := await process.stdout.read(CHUNK_BYTES):
@@ -123,12 +160,14 @@ async def _run(process: asyncio.subprocess.Process) -> AgentEnd:
         del kept[: -4 * KEPT_CHARACTERS]  # a character has at most four bytes in UTF-8
         if count > MOST_OUTPUT:
             return AgentEnd(TOO_MUCH, f"it wrote more than {MOST_OUTPUT >> 20} MiB")
-    return AgentEnd(await process.wait(), kept.decode(errors="replace").strip()[-KEPT_CHARACTERS:])
+    if (status := await process.wait()) < 0:
+        return AgentEnd(LOST, _died(status))
+    return AgentEnd(status, kept.decode(errors="replace").strip()[-KEPT_CHARACTERS:])
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def _ended(process: asyncio.subprocess.Process, mark: str) -> None:
     """Wait for the supervisor, which kills all its processes once its pipe is closed, even if cancelled."""
-    waiting = asyncio.create_task(_drained(process))
+    waiting = asyncio.create_task(_all_ended(process, mark))
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():
         try:
@@ -139,13 +178,20 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
         raise cancelled
 
 
+async def _all_ended(process: asyncio.subprocess.Process, mark: str) -> None:
+    """Wait for the supervisor. If it was killed, is stopped or is late, kill it and all that it started."""
+    if (process.returncode or 0) >= 0 and not is_stopped(process.pid):
+        await _drained(process)
+    if process.returncode is None or process.returncode < 0:
+        await asyncio.to_thread(end_marked, MARK, mark)
+        await _drained(process)
+
+
 async def _drained(process: asyncio.subprocess.Process) -> None:
+    """Read the output to its end, and wait for the supervisor, at most END_SECONDS."""
     assert process.stdout is not None
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(END_SECONDS):
             while await process.stdout.read(CHUNK_BYTES):
                 pass
             await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -18,14 +19,16 @@ from roll.agents.episodes import (
     SessionGenerator,
     attempted,
 )
-from roll.agents.gateway.agent import AgentEnd, agent_environment, run_agent
+from roll.agents.gateway.agent import LOST, AgentEnd, agent_environment, run_agent
 from roll.agents.gateway.server import Gateway
 from roll.agents.gateway.session import AgentSession, SessionBounds
+from roll.agents.gateway.supervisor import STOPPED
 from roll.data.renderers.base import ChatRenderer
 from roll.errors import EnvironmentFailed
 from roll.system.tree import TreeBounds
 from roll.types import Episode, Prompt, Sampling, StopReason
 
+LOG = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
 """Seconds that an agent has to end after the policy's last answer, before it is killed."""
 
@@ -109,6 +112,8 @@ class AgentEpisodes:
             if not deadline.expired():
                 raise
             return StopReason.DEADLINE
+        if end is not None and end.status in (LOST, STOPPED):
+            LOG.warning("environments.%s: an agent was ended: %s", prompt.domain, end.output)
         if end is not None and end.status != 0 and session.stop not in FULL:
             raise EnvironmentFailed(f"the agent ended with status {end.status}: {_failure_note(end, session)}")
         if session.last is None:

@@ -82,6 +82,13 @@ def test_late_tool_call_is_reported_to_model() -> None:
     assert step.metrics == {"tool_errors": 1.0}
 
 
+def test_an_answer_with_half_a_surrogate_pair_arrives() -> None:
+    """JavaScript's servers escape it when they cut an emoji in two."""
+    halved = f"'{sys.executable}' '{SERVER}' | sed -u 's/\"42\"/\"4\\\\ud83d\"/'"
+    _, [step] = played(domain({"command": ("sh", "-c", halved)}), calls(("double", '{"number": 21}')))
+    assert contents(step) == ["4\N{REPLACEMENT CHARACTER}"]
+
+
 @pytest.mark.parametrize("environment", ["calculator", "tool_use"])
 def test_each_episode_has_its_own_mcp_server(environment: str) -> None:
     """`calculator` runs in a process that makes one call at a time, `tool_use` in one that makes calls concurrently."""

@@ -17,7 +17,7 @@ import pytest
 from roll.agents.environments.base import Observation, Step
 from roll.agents.episodes import EpisodeLimits
 from roll.agents.gateway import supervisor
-from roll.agents.gateway.agent import agent_environment, command_of, run_agent
+from roll.agents.gateway.agent import LOST, agent_environment, command_of, run_agent
 from roll.agents.gateway.episodes import Agent, AgentEpisodes
 from roll.agents.gateway.server import Gateway, GatewayBounds
 from roll.config.schema.environments import EnvironmentConfig
@@ -233,6 +233,41 @@ asyncio.run(run_agent(({sys.executable!r}, "-c", spawns.replace("flush=True", "f
     parent.send_signal(signal.SIGKILL)
     parent.wait(limits.END)
     limits.until(lambda: not any(map(psutil.pid_exists, below)), "all processes of the agent are gone", limits.END)
+
+
+STOPS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+LOSES_SUPERVISOR = """
+import os, signal, subprocess, sys
+apart = subprocess.Popen(["sleep", "1000000"], start_new_session=True, stdin=-3, stdout=-3, stderr=-3)
+bare = subprocess.Popen(["sleep", "1000000"], env={})
+print(os.getppid(), os.getpid(), apart.pid, bare.pid, file=open(sys.argv[1], "w"), flush=True)
+os.kill(os.getppid(), int(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_stopped_agent_is_ended_and_repeated(tmp_path: Path) -> None:
+    code = f"""{ASKING}
+import pathlib, signal
+if not pathlib.Path({str(tmp_path / "once")!r}).exists():
+    pathlib.Path({str(tmp_path / "once")!r}).touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+ask([{{"role": "user", "content": "go"}}])
+"""
+    found = one(python(code), World([Step(reward=1.0)]), quick())
+    assert found.reward.value == 1 and found.metrics["retried"] == 1
+    end = run(run_agent(python(STOPS_ITSELF), {}, given_environment(), BOUNDS))
+    assert end.status == supervisor.STOPPED and end.output.endswith("was stopped (SIGSTOP)")
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "died of SIGKILL"), (signal.SIGSTOP, "was stopped")])
+def test_an_agent_without_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals, said: str) -> None:
+    pids = tmp_path / "pids"
+    end = run(run_agent((*python(LOSES_SUPERVISOR), str(pids), str(int(number))), {}, given_environment(), BOUNDS))
+    assert end.status == LOST and said in end.output
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 4
+    limits.until(lambda: not any(map(psutil.pid_exists, started)), "all processes of the agent are gone", limits.END)
 
 
 def test_agent_receives_gateway_address_and_row() -> None:
