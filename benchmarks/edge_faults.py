@@ -31,8 +31,10 @@ TRAIN = "roll.training.deepspeed.strategy:DeepSpeedTrain."
 SYNC = "roll.weight_sync.transfer:BucketSender.write_bucket"
 RESTART = r"restart \d+ of"
 ENDED = "the run ended: (failed|interrupted)"
-STEPS = 24
-"""Number of steps of the reinforcement-learning runs that are compared."""
+STEPS = 20
+"""Number of steps of the reinforcement-learning runs that are compared. They have one engine, so that steps wait for
+it: with two, a run would need many more, because it goes on without the one that is replaced.
+"""
 
 
 def sft(*keys: str, steps: int = 120) -> tuple[str, ...]:
@@ -43,9 +45,9 @@ def sft(*keys: str, steps: int = 120) -> tuple[str, ...]:
 
 
 def rlvr(world: World) -> tuple[str, ...]:
-    """Return the arguments of a run with two engines, whole weights and a judge in the run."""
+    """Return the arguments of a run with an engine, whole weights and a judge in the run."""
     words = world.command("-", 1)[3:]
-    return tuple(word for word in words if not word.startswith("output_dir="))
+    return (*(word for word in words if not word.startswith("output_dir=")), "actor_infer.world_size=1")
 
 
 def acting(environment: str, steps: int) -> tuple[str, ...]:
@@ -89,9 +91,9 @@ SFT_FAULTS = (
 )
 
 
-def engine(name: str, rank: int, *hits: Hit) -> Fault:
-    """Return a fault of an engine."""
-    named = rf"actor_infer rank {rank}"
+def engine(name: str, *hits: Hit) -> Fault:
+    """Return a fault of the engine."""
+    named = "actor_infer rank 0"
     return Fault(name, hits=hits, noticed=f"{named} (died|is replaced)", back=f"{named} is back after", named=named)
 
 
@@ -108,7 +110,7 @@ RLVR_FAULTS = (
         noticed=RESTART,
         named="actor_train rank 0",
     ),
-    engine("vLLM's process killed", 0, Hit(Kind.CORE, SIGKILL)),
+    engine("vLLM's process killed", Hit(Kind.CORE, SIGKILL)),
     Fault(
         "its successor killed in the restart",
         "roll.engines.vllm.strategy:VllmGenerate.start",
@@ -118,7 +120,7 @@ RLVR_FAULTS = (
         back="actor_infer rank 0 is back after",
         named="actor_infer rank 0",
     ),
-    engine("vLLM's process stopped", 1, Hit(Kind.CORE, SIGSTOP, rank=1)),
+    engine("vLLM's process stopped", Hit(Kind.CORE, SIGSTOP)),
     Fault(
         "engine and trainer rank killed at once",
         hits=(Hit(Kind.ENGINE, SIGKILL), Hit(Kind.TRAINER, SIGKILL, rank=1)),
@@ -132,7 +134,7 @@ RLVR_FAULTS = (
         back="rewards.judged rank 0 is back after",
         named="rewards.judged rank 0",
     ),
-    Fault("reward's process stopped", hits=(Hit(Kind.CHILD, SIGSTOP),), noticed=""),
+    Fault("reward's process stopped", hits=(Hit(Kind.CHILD, SIGSTOP),), noticed="", named=r"stopped \(SIGSTOP\)"),
 )
 
 
@@ -141,9 +143,16 @@ def driver(name: str, *hits: Hit, **more: Any) -> Fault:
     return Fault(name, hits=hits, **{"steps": 12, "noticed": ENDED, "back": "", **more})
 
 
-def world_fault(name: str, named: str = "") -> Fault:
+NAMED = {
+    edge_world.ENVIRONMENT_KILLED: "died of SIGKILL",
+    edge_world.ENVIRONMENT_STOPPED: r"stopped \(SIGSTOP\)",
+}
+"""Patterns of the causes that faults of agents and environments must name."""
+
+
+def world_fault(name: str) -> Fault:
     """Return a fault that an agent or an environment inflicts on itself."""
-    return Fault(name, is_inside=True, noticed="", named=named)
+    return Fault(name, is_inside=True, noticed="", named=NAMED.get(name, ""))
 
 
 def single(name: str, fault: Fault, *statuses: int, **more: Any) -> Play:
@@ -180,7 +189,7 @@ def terminals() -> tuple[Play, ...]:
     closed = driver("terminal closed", **lost, named="stopped by a signal")
     return (
         single("no-terminal", closed, 130, reader=Reader.TERMINAL),
-        single("no-reader", Fault("stdout closed from the start", steps=0, noticed="", back=""), 0, reader=Reader.GONE),
+        single("no-reader", Fault("stdout closed from the start", steps=0, noticed=""), 0, reader=Reader.GONE),
         single("lost-reader", Fault("reader of stdout killed", **lost, noticed=""), 0, reader=Reader.PIPE),
     )
 

@@ -27,8 +27,8 @@ from benchmarks.fault_runs import ALARM, differences
 from benchmarks.fault_watch import LOOK, PROC, SHARED, STEP, Course, Said, Watch
 
 ROOT = Path(__file__).parents[1]
-LONGEST = 400.0
-"""Deadline of an attempt in seconds. A longer attempt is ended, and counts as hanging."""
+LONGEST, LONGEST_FAULT = 400.0, 100.0
+"""Deadline of an attempt in seconds, and what each fault adds. A longer attempt is ended, and counts as hanging."""
 HANGING = -1
 """Status that is reported for an attempt that hangs."""
 GRACE = 15.0
@@ -83,7 +83,7 @@ class Fault:
     noticed: str = ALARM.pattern
     """Pattern of the log's line that notices the fault. Empty if none has to."""
     back: str = STEP.pattern
-    """Pattern of the line with which the run is back at work."""
+    """Pattern of the line with which the run is back at work. Empty if the run ends."""
     named: str = ""
     """Pattern of the cause: in the log after the fault, or in the output. Empty if nothing has to be named."""
 
@@ -199,7 +199,7 @@ class Player:
         self._since = watch.began
         try:
             while process.poll() is None:
-                if time.time() - watch.began > LONGEST:
+                if time.time() - watch.began > LONGEST + LONGEST_FAULT * len(self._play.faults):
                     return HANGING
                 self._look(watch)
                 time.sleep(LOOK)
@@ -314,14 +314,13 @@ class Player:
             if row.noticed is None and fault.noticed and (line := self._course.since(row.at, fault.noticed)):
                 row.noticed = line.at
             begin = row.noticed if fault.noticed else row.at + 0.1
-            if begin is not None and (line := self._course.since(begin + 0.002, fault.back)):
+            if fault.back and begin is not None and (line := self._course.since(begin + 0.002, fault.back)):
                 row.back = self._since = line.at
 
     def _name_causes(self) -> None:
-        """Find the text that names each cause, in the log or in what was printed."""
-        printed = self._output.read_text(errors="replace").splitlines()
-        end = self._run / "end.json"
-        printed += end.read_text().splitlines() if end.exists() else []
+        """Find the text that names each cause, in the driver's log, in what was printed or in the logs of roles."""
+        files = [*sorted((self._run / "logs").glob("*-*.log")), self._output, self._run / "end.json"]
+        printed = [text for file in files if file.exists() for text in file.read_text(errors="replace").splitlines()]
         for fault, row in zip(self._play.faults, self._played.rows, strict=True):
             if fault.named and row.at is not None:
                 line = self._course.since(row.at, fault.named)

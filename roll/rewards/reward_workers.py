@@ -208,6 +208,9 @@ class RewardProcess(HostedProcess[_Batch, tuple[PartTraits, ...]]):
         suspects = [_one(sent[number], number) for number in begun]
         self._put_back({number: batch for number, batch in sent.items() if number not in begun})
         if len(suspects) > 1 or (loss.disturbed and not any(batch.was_disturbed for batch in suspects)):
+            if loss.disturbed:
+                why = "it was stopped (SIGSTOP)" if loss.is_late else loss.why
+                LOG.warning("%s: its process is lost, and the running calls are repeated: %s", self._hosting.place, why)
             self._alone.extend(replace(batch, was_disturbed=loss.disturbed) for batch in suspects)
             return
         result = timed_out(self._section.timeout) if loss.is_late else crashed(loss.why)

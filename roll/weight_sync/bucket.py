@@ -7,6 +7,7 @@ A separately sent `Bucket` repeats them, together with a checksum of all bytes, 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -78,20 +80,42 @@ def spec(name: str, tensor: Tensor) -> TensorSpec:
 
 
 def write_bucket(path: Path, tensors: Mapping[str, Tensor]) -> Bucket:
-    """Write tensors to `path`, atomically, and return a description of the written file."""
+    """Write tensors to `path`, atomically, and return a description of the written file.
+
+    Raises WeightSyncError if it cannot be written.
+    """
     aside = path.with_suffix(".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside)
-    os.replace(aside, path)
+    with _failures_named(path):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside)
+        os.replace(aside, path)
     return Bucket(str(path), tuple(spec(name, tensor) for name, tensor in tensors.items()), _checksum(path))
 
 
+@contextmanager
+def _failures_named(path: Path) -> Iterator[None]:
+    """Convert the exception of a failed write to a WeightSyncError with the file, the free space and the remedy."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        existing = next(folder for folder in path.parents if folder.is_dir())
+        free = f"{shutil.disk_usage(existing).free >> 20} MiB are free"
+        raise WeightSyncError(
+            f"{path}: weights cannot be written ({free}): {error}; enlarge shared memory (`mount -o remount,size=16G "
+            f"/dev/shm`, or in a container `docker run --shm-size=16g`), or remove files from it"
+        ) from error
+
+
 def write_adapter(folder: Path | None, config: str, tensors: Mapping[str, Tensor]) -> Adapter:
-    """Write an adapter as a PEFT folder. With `folder` None, keep no files: the result carries their content."""
+    """Write an adapter as a PEFT folder. With `folder` None, keep no files: the result carries their content.
+
+    Raises WeightSyncError if it cannot be written.
+    """
     if folder is None:
         with tempfile.TemporaryDirectory() as made:
             adapter = write_adapter(Path(made), config, tensors)
             return replace(adapter, content=Path(adapter.weights.path).read_bytes())
-    (folder / ADAPTER_CONFIG).write_text(config)
+    with _failures_named(folder / ADAPTER_CONFIG):
+        (folder / ADAPTER_CONFIG).write_text(config)
     return Adapter(config, write_bucket(folder / ADAPTER_WEIGHTS, tensors))
 
 

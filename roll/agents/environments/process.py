@@ -136,22 +136,22 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
 
     def _lost(self, sent: Mapping[int, _SessionCall], begun: Sequence[int], loss: Loss) -> None:
         culprit = sent[begun[0]] if loss.is_late else None
-        failed, several = EnvironmentFailed(loss.why), ""
+        failed, more = EnvironmentFailed(loss.why), ""
         if culprit is not None:
             failed = late(culprit.method, self._hosting.assignment.timeout)
+            more = "; the process was stopped (SIGSTOP)" if loss.disturbed else ""
         elif len(sent) > 1:
-            several = f" ({len(sent)} calls were in progress)"
+            more = f" ({len(sent)} calls were in progress)"
         fresh = {asked.session for asked in self._waiting if asked.method == "reset"}
         held = [session for session, why in self._sessions.items() if not why and session not in fresh]
-        LOG.warning("%s: a process with %d sessions is lost: %s", self._hosting.place, len(held), failed.why)
+        why = f"{failed.why}{more}"
+        LOG.warning("%s: a process with %d sessions is lost: %s", self._hosting.place, len(held), why)
         self._sessions.update(dict.fromkeys(held, failed.why))
         for asked in sent.values():
             is_neighbour = culprit is not None and asked is not culprit
             settle(
                 asked.done,
-                _lost_with_process(failed.why)
-                if is_neighbour
-                else EnvironmentFailed(f"{failed.why}{several}", failed.reason),
+                _lost_with_process(failed.why) if is_neighbour else EnvironmentFailed(why, failed.reason),
             )
         others = [asked for asked in self._waiting if asked.session not in fresh]
         self._waiting = deque(asked for asked in self._waiting if asked.session in fresh)

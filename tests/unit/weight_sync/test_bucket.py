@@ -98,6 +98,14 @@ def test_missing_bucket_file_raises_with_requirement(bucket: Bucket) -> None:
         verify_file(bucket)
 
 
+def test_unwritable_bucket_is_named(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    (tmp_path / "full.partial").mkdir()
+    for path in (tmp_path / "full.safetensors", tmp_path / "missing" / "bucket.safetensors"):
+        with pytest.raises(WeightSyncError) as raised:
+            write_bucket(path, tensors)
+        assert str(path) in str(raised.value) and "MiB are free" in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"name": "model.c"}, {"shape": (4, 3)}, {"dtype": "torch.float16"}, {"nbytes": 47}],
