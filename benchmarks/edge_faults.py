@@ -143,16 +143,21 @@ def driver(name: str, *hits: Hit, **more: Any) -> Fault:
     return Fault(name, hits=hits, **{"steps": 12, "noticed": ENDED, "back": "", **more})
 
 
+ENDED_AGENT = "an agent was ended: .*"
 NAMED = {
+    edge_world.SUPERVISOR_KILLED: f"{ENDED_AGENT}supervisor died of SIGKILL",
+    edge_world.AGENT_STOPPED: f"{ENDED_AGENT}SIGSTOP",
+    edge_world.ORPHANED: f"{ENDED_AGENT}supervisor died of SIGKILL",
     edge_world.ENVIRONMENT_KILLED: "died of SIGKILL",
     edge_world.ENVIRONMENT_STOPPED: r"stopped \(SIGSTOP\)",
 }
-"""Patterns of the causes that faults of agents and environments must name."""
+"""Patterns of the causes that faults of agents and environments must name. Environments name them in their own log."""
 
 
 def world_fault(name: str) -> Fault:
     """Return a fault that an agent or an environment inflicts on itself."""
-    return Fault(name, is_inside=True, noticed="", named=NAMED.get(name, ""))
+    named = NAMED.get(name, "")
+    return Fault(name, is_inside=True, noticed=named if named.startswith(ENDED_AGENT) else "", named=named)
 
 
 def single(name: str, fault: Fault, *statuses: int, **more: Any) -> Play:
