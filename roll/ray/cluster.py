@@ -288,8 +288,8 @@ def start_cluster(scratch: Path, gpus: int) -> None:
                 _node_ip_address=address,
                 _temp_dir=str(scratch / RAY_FOLDER),
                 # By default, Ray's workers and their engines have a lower priority than all other processes of the
-                # host.
-                _system_config={"worker_niceness": 0},
+                # host, and Ray starts an idle worker for each core, which no role would use.
+                _system_config={"worker_niceness": 0, "prestart_worker_first_driver": False},
             )
     except Exception as error:  # Ray's errors have no common base class here
         problem = f"did not start on this host: {' '.join(str(error).split())}"

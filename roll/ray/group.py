@@ -117,10 +117,13 @@ class WorkerGroup(Ranks[S]):
         finally:
             self._calls[method] -= 1
 
-    def load(self, library: str) -> None:
-        """Let every process import a strategy's module ahead of `start`, which raises the error of an import."""
+    def preload(self, imports: Callable[[bool], None]) -> None:
+        """Let every process import libraries ahead of `start`, which raises the error of an import.
+
+        `imports` gets whether the process has no GPU.
+        """
         for actor in self._actors:
-            actor.load.remote(library)
+            actor.preload.remote(imports)
 
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
         """Build the strategy of every rank. The ranks rendezvous at rank 0's address.

@@ -18,7 +18,6 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -221,17 +220,17 @@ class Process:
     """Hosts a strategy with blocking methods. Calls run one after another."""
 
     def __init__(self, log_file: str, devices: Sequence[int]) -> None:
-        self._log = Path(log_file)
+        self._log, self._on_cpu = Path(log_file), not devices
         _own_log(self._log)
         _see(devices)
         _find_programs()
         _use_own_temporary()
         announce("process started")
 
-    def load(self, library: str) -> None:
-        """Import the strategy's module ahead of `build`."""
+    def preload(self, imports: Callable[[bool], None]) -> None:
+        """Import the strategy's libraries ahead of `build`. `imports` gets whether this process has no GPU."""
         announce(IMPORTING)
-        import_module(library)
+        imports(self._on_cpu)
 
     def free_address(self) -> tuple[str, int]:
         """Return this host's address and a free port for the role's rendezvous."""
@@ -281,17 +280,17 @@ class AsyncProcess(BatchedServer):
 
     def __init__(self, log_file: str, devices: Sequence[int]) -> None:
         super().__init__()
-        self._log = Path(log_file)
+        self._log, self._on_cpu = Path(log_file), not devices
         _own_log(self._log)
         _see(devices)
         _find_programs()
         _use_own_temporary()
         announce("process started")
 
-    async def load(self, library: str) -> None:
+    async def preload(self, imports: Callable[[bool], None]) -> None:
         """See `Process`."""
         announce(IMPORTING)
-        import_module(library)
+        imports(self._on_cpu)
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""

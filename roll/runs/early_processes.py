@@ -32,8 +32,8 @@ def early_groups(config: Config, plan: Plan, session: ClusterSession) -> dict[st
     groups: dict[str, WorkerGroup[Any]] = {}
     for name in sorted(roles, key=lambda name: name not in engines):
         role = roles[name]
-        library = role.strategy_args.library
-        groups[name] = new_group(config, plan, session, name, role.system_envs, is_trainer_side(name), library)
+        groups[name] = new_group(config, plan, session, name, role.system_envs, is_trainer_side(name))
+        groups[name].preload(role.strategy_args.preload)
     return groups
 
 
@@ -44,19 +44,15 @@ def new_group(
     name: str,
     system_envs: Mapping[str, str],
     blocking: bool,
-    library: str,
 ) -> WorkerGroup[Any]:
-    """Start the processes of a role, which import the module `library` at once. For the rest, see `WorkerGroup`."""
+    """Start the processes of a role. For the rest, see `WorkerGroup`."""
     environment = {"TMPDIR": str(session.scratch)} | worker_environment(plan, config, system_envs)
     role = plan.roles[name]
     models = (plan.roles[model] for model in model_roles(config) if model in plan.roles)
     cpu_ranks = sum(model.ranks for model in models if model.on_cpu)
     places = worker_placements(role, config.num_gpus_per_node, environment, cpu_ranks)
     record = session.shared_memory / f"{name}{RECORD}"
-    group = WorkerGroup[Any](name, places, session.logs, record, blocking, role.replica_size)
-    if library:
-        group.load(library)
-    return group
+    return WorkerGroup[Any](name, places, session.logs, record, blocking, role.replica_size)
 
 
 def is_trainer_side(role: str) -> bool:

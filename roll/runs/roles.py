@@ -325,20 +325,18 @@ class Roles:
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         for path in role.strategy_args.traits.swap_folders:  # called after the group's end: a killed rank leaves files
             self._stack.callback(remove_ownerless, path)
-        group = self.groups[name] = self._known_group(
-            name, role.system_envs, settings, blocking, role.strategy_args.library
-        )
+        group = self.groups[name] = self._known_group(name, role.system_envs, settings, blocking)
         self.liveness.watch(group, with_children=True)
         return group
 
     def _known_group(
-        self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool, library: str = ""
+        self, name: str, system_envs: Mapping[str, str], settings: Settings[S], blocking: bool
     ) -> WorkerGroup[S]:
         """Return the role's group if it exists, otherwise a new one for `start`."""
         if name in self._all:
             return self._all[name]
         group = self._early.pop(name, None) or new_group(
-            self._config, self._plan, self._session, name, system_envs, blocking, library
+            self._config, self._plan, self._session, name, system_envs, blocking
         )
         self._all[name] = group
         limits = self._config.deadlines

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -72,8 +73,10 @@ def register() -> None:
 
     Also make a child process of vLLM end when its parent dies. Otherwise it would outlive the parent and hold its GPU.
     """
-    if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
-        die_with(parent.pid)
+    if (parent := multiprocessing.parent_process()) is not None:
+        die_with(os.getppid())  # of a fork server, if there is one, which ends with the parent
+        if not parent.is_alive():  # it ended before that call
+            os._exit(1)
         report_stages()
         announce("engine's process started")
     if BACKEND not in WeightTransferEngineFactory._registry:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from benchmarks import models
+from benchmarks.edge_strikes import FOLDER, STRIKES, Strike
 from tests import limits
 from tests.gpu.conftest import PROMPT_TOKENS, PROMPTS, ROOT, need_devices, write_qwen
 from tests.integration.conftest import Outcome, World, engine_processes
@@ -24,8 +25,6 @@ from tests.integration.conftest import Outcome, World, engine_processes
 pytestmark = pytest.mark.gpu
 
 STEPS = 5
-TRIES = 3
-"""Largest number of attempts to kill the engine during a broadcast, each at the expected time of the next broadcast."""
 AGREE = 0.9
 """Minimum fraction of responses with the same text. Rounding depends on the batch size, and if it decides between the
 two best candidates for a token, the rest of the response changes. With other weights or seeds, almost no responses
@@ -42,6 +41,7 @@ SHAPE = {
 }
 """A model with about two hundred buckets of 1 MiB, so that a broadcast takes long enough for a kill to interrupt it."""
 ENGINE = "actor_infer.strategy_args.strategy_config"
+HOOK = ROOT / "benchmarks" / "edge_hook"
 KEYS = {
     "max_steps": STEPS,
     "save_steps": 2,
@@ -65,6 +65,8 @@ KEYS = {
 }
 RESIDENT = {"actor_train.device_mapping": "[0]", "actor_infer.device_mapping": "[0]"}
 DISJOINT = {"actor_train.device_mapping": "[0]", "actor_infer.device_mapping": "[1]"}
+BROADCAST = DISJOINT | {"save_steps": 1}
+"""A trainer that restarts repeats no step, so that the deaths do not prolong the run."""
 COLOCATED = {"actor_train.device_mapping": "[0,1]", "actor_infer.device_mapping": "[0,1]", "time_sharing": "true"}
 
 
@@ -75,13 +77,15 @@ class Deaths:
     world: World
     model: Path
 
-    def start(self, name: str, placement: dict[str, Any]) -> subprocess.Popen[str]:
-        """Start a run with the output folder `name`."""
+    def start(self, name: str, placement: dict[str, Any], *imported: Path, **environment: str) -> subprocess.Popen[str]:
+        """Start a run with the output folder `name`. Its processes can also import from the folders `imported`."""
         keys = {"output_dir": name, "pretrain": self.model} | KEYS | placement
         chosen = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", "step_full")
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        paths = os.pathsep.join([*map(str, imported), str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         return self.world.start(
-            *chosen, *(f"{key}={value}" for key, value in keys.items()), environment={"PYTHONPATH": paths}
+            *chosen,
+            *(f"{key}={value}" for key, value in keys.items()),
+            environment={"PYTHONPATH": paths, **environment},
         )
 
     def course(self, name: str) -> str:
@@ -183,30 +187,49 @@ def test_an_engine_is_killed_amid_generation(
     assert [line["engine/restarts"] for line in deaths.world.metrics(name)[1:]] == [0, 1, 1, 1, 1]
 
 
-def test_an_engine_is_killed_amid_a_broadcast(
-    deaths: Deaths, still: str, ended: Callable[[str, subprocess.Popen[str]], Outcome]
-) -> None:
-    """Steps take about equally long in both runs, so the undisturbed run predicts when the next broadcast is half
-    done.
-    """
+WITHIN = "roll.weight_sync."
+RECEIVER = "vllm_plugin:BucketReceiver"
+DEATHS = {
+    "engine": [
+        ("joins", "device:Broadcast.__init__", False),
+        ("begins", f"{RECEIVER}.start_weight_update", False),
+        ("receives", "transfer:BucketReader.read", True),
+        ("completes", f"{RECEIVER}.finish_weight_update", True),
+    ],
+    "trainer": [
+        ("joins", "device:Broadcast.__init__", False),
+        ("sends", "device:DeviceSender.fill", True),
+        ("empties", "device:DeviceSender.empty", False),
+    ],
+}
+"""Phases of a broadcast in which a process dies: the method, and whether it dies at the method's end. Each death is in
+another sync of one run.
+"""
+LOGS = {"engine": "actor_infer-0", "trainer": "actor_train-0"}
+
+
+@pytest.mark.parametrize(("side", "counted"), [("engine", "engine/restarts"), ("trainer", "run/restarts")])
+def test_broadcast_survives_deaths_in_every_phase(deaths: Deaths, side: str, counted: str) -> None:
     need_devices(2)
-    name = "broadcast"
-    process = deaths.start(name, DISJOINT)
-    for step in range(1, 1 + TRIES):
-        deaths.world.wait_for_step(name, step, process)
-        saved = deaths.world.folder / name / "checkpoints" / f"step_{step}"
-        if step % KEYS["save_steps"] == 0:  # the checkpoint is written after the metrics of the step
-            limits.until(saved.exists, f"{saved.name} is written")
-        usual = deaths.world.metrics(still)[1 + step]
-        time.sleep(usual["time/step"] - usual.get("time/checkpoint", 0.0) - usual["time/weight_sync"] / 2)
-        for engine in engine_processes(process.pid):
-            engine.kill()
-        deaths.wait_for(name, process, " is back after ", step)
-        if "was cut off" in deaths.course(name):
-            break
-    outcome = ended(name, process)
-    assert "was cut off" in deaths.course(name), "no kill interrupted a broadcast"
-    deaths.check(name, outcome, still)
+    strikes = [Strike(phase, WITHIN + place, LOGS[side], "kill", is_after) for phase, place, is_after in DEATHS[side]]
+    folder = deaths.world.folder / f"strikes-{side}"
+    folder.mkdir()
+    (folder / STRIKES).write_text(json.dumps([asdict(strike) for strike in strikes]))
+    (folder / f"{strikes[0].name}.armed").touch()
+    name, steps = f"broadcast-{side}", len(strikes) + 1
+    process = deaths.start(name, BROADCAST | {"max_steps": steps}, HOOK, **{FOLDER: str(folder)})
+    for step, strike in enumerate(strikes):
+        limits.until((folder / f"{strike.name}.struck").exists, f"the {side} died when it {strike.name}")
+        deaths.world.wait_for_step(name, step + 1, process)
+        if step + 1 < len(strikes):
+            (folder / f"{strikes[step + 1].name}.armed").touch()
+    outcome = deaths.world.wait(process)
+    assert outcome.status == 0, outcome.output[-6000:]
+    lines = deaths.world.metrics(name)
+    assert [line["step"] for line in lines] == list(range(steps + 1))
+    assert all(line["mismatch/logprob_abs_diff_mean"] <= BOUND for line in lines[1:])
+    assert lines[-1][counted] == len(strikes)
+    assert abs(lines[-1]["policy/entropy"] - lines[1]["policy/entropy"]) > BOUND, "stale weights would not be noticed"
 
 
 def test_killed_trainer_rank_restarts_with_time_shared_devices(

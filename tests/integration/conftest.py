@@ -148,15 +148,13 @@ class World:
 
 
 def engine_processes(driver: int) -> list[psutil.Process]:
-    """Return the worker processes of a run's engines, which are the parents of vLLM's processes."""
-    children, found = psutil.Process(driver).children(recursive=True), list[psutil.Process]()
-    for child in children:
+    """Return the worker processes of a run's engines, which are ancestors of vLLM's processes."""
+    found = list[psutil.Process]()
+    for child in psutil.Process(driver).children(recursive=True):
         with suppress(psutil.Error):  # it has ended
-            parent = child.parent() if "EngineCore" in child.name() else None
-            # A process that vLLM's process has just forked still has its parent's name.
-            found += (
-                [parent] if parent is not None and "EngineCore" not in parent.name() and parent not in found else []
-            )
+            if "EngineCore" in child.name():
+                worker = next(parent for parent in child.parents() if parent.name().startswith("ray::"))
+                found += [] if worker in found else [worker]
     return found
 
 

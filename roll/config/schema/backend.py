@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -101,10 +102,15 @@ class StrategyConfig(StrictConfig):
     """
 
     library: ClassVar[str] = ""
-    """Module of the strategy, which a process imports before its settings are known. "" if there is none."""
+    """Module of the strategy. "" if there is none."""
 
     strategy_name: Any
     strategy_config: Any
+
+    def preload(self, on_cpu: bool) -> None:
+        """Import the strategy's module, in a process of the role whose settings have not arrived yet."""
+        if self.library:
+            import_module(self.library)
 
     @property
     def traits(self) -> BackendTraits:

@@ -17,6 +17,7 @@ from roll.backend_settings import RoleModel
 from roll.config.schema.backend import BackendConfig, BackendTraits, EngineMemory, StrategyConfig
 from roll.config.schema.base import PositiveFloat, PositiveInt, Ranks
 from roll.config.schema.model import ModelConfig
+from roll.engines.vllm.fork_server import start_fork_server
 from roll.system.sizes import GIB
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ class VllmConfig(BackendConfig):
         default_factory=dict, description="Additional arguments of vLLM's `AsyncEngineArgs`."
     )
 
+    def compiles(self, on_cpu: bool) -> bool:
+        """Return whether the engine's process may compile. On GPUs, vLLM compiles its sampler in any case."""
+        return not (on_cpu and self.enforce_eager)
+
 
 @dataclass(frozen=True)
 class VllmSettings:
@@ -96,6 +101,7 @@ class VllmSettings:
 
     def build(self, rank: Rank) -> GenerateStrategy:
         """See `Settings`."""
+        start_fork_server(self.engine.compiles(rank.device == "cpu"))
         from roll.engines.vllm.strategy import VllmGenerate
 
         return VllmGenerate(self, rank)
@@ -115,6 +121,7 @@ class VllmRewardSettings:
 
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""
+        start_fork_server(self.engine.compiles(rank.device == "cpu"))
         from roll.engines.vllm.strategy import VllmReward
 
         return VllmReward(self, rank)
@@ -129,6 +136,11 @@ class VllmStrategyConfig(StrategyConfig):
     strategy_config: VllmConfig = Field(
         default_factory=lambda: VllmConfig.model_validate({}), description="Settings of the engine."
     )
+
+    def preload(self, on_cpu: bool) -> None:
+        """See `StrategyConfig`."""
+        start_fork_server(self.strategy_config.compiles(on_cpu))
+        super().preload(on_cpu)
 
     @property
     def traits(self) -> BackendTraits:

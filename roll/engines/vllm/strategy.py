@@ -36,11 +36,13 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from roll.backend import EngineActivity, Rank
 from roll.engines.request_gate import RequestGate
+from roll.engines.vllm.fork_server import forked_engine
 from roll.engines.vllm.settings import VllmRewardSettings, VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
@@ -82,6 +84,9 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
         # engine on the CPU.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(block.max_num_batched_tokens, settings.max_model_len)
+        if block.tensor_parallel_size == 1:
+            # By default, a third process would run the model on the CPU, only to give it another number of threads.
+            arguments["distributed_executor_backend"] = UniProcExecutor
     else:
         arguments["gpu_memory_utilization"] = block.gpu_memory_utilization
         arguments["enable_sleep_mode"] = settings.takes_turns
@@ -211,7 +216,10 @@ class VllmGenerate:
         self._texts = ResponseTexts(load_tokenizer(settings.model_path, settings.model_args.trust_remote_code))
         use_fp32_attention(settings)
         announce("starting the engine's process")
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)])
+        with forked_engine():
+            self._engine = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(**arguments), stat_loggers=[logger_into(self._counts)]
+            )
         # vLLM's statistics read an environment variable for each token, which costs four times as much as the rest of
         # their work.
         enable_envs_cache()
@@ -421,7 +429,8 @@ class VllmReward:
         arguments |= {"runner": "pooling", "convert": "classify"} | settings.engine.engine_args
         use_fp32_attention(settings)
         announce("starting the engine's process")
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        with forked_engine():
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def scores(self, sequences: Sequence[Ints]) -> list[float]:
         return list(await asyncio.gather(*map(self._score, sequences)))

@@ -139,6 +139,11 @@ DECLARED = {
         "PauseMode": "Literal['abort', 'wait', 'keep']",
         "FINISH_REASON_STRINGS": "('stop', 'length', 'abort', 'error', 'repetition')",
     },
+    "vllm/v1/engine/utils.py": {
+        "get_mp_context": "from vllm.utils.system_utils",
+        "CoreEngineProcManager": "class ()",
+    },
+    "vllm/v1/executor/uniproc_executor.py": {"UniProcExecutor": "class (Executor)"},
     "vllm/v1/executor/abstract.py": {"SLEEP_TAGS": "frozenset(('weights', 'kv_cache'))"},
     "vllm/engine/arg_utils.py": {"AsyncEngineArgs": "class (EngineArgs)"},
     "vllm/config/__init__.py": {
