@@ -49,7 +49,17 @@ print(json.dumps({"program": os.path.realpath(sys.executable), "prefix": sys.bas
                   "packages": [name for name in PACKAGES if find_spec(name)]}))
 """
 )
-START = f"import sys; sys.path.insert(0, {MOUNT!r}); from {INSIDE}.supervisor import main; sys.path.pop(0); main()"
+START = f"""
+import sys, types
+parents = {INSIDE!r}.split(".")[:-1]
+for count in range(1, len(parents) + 1):
+    package = types.ModuleType(".".join(parents[:count]))
+    package.__path__ = ["/".join([{MOUNT!r}, *parents[:count]])]
+    sys.modules[package.__name__] = package
+from {INSIDE}.supervisor import main
+main()
+"""
+"""Imports the supervisor from MOUNT, even if the interpreter has roll among its packages."""
 NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 DEVICES = ("null", "zero", "urandom", "random")
@@ -158,6 +168,8 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     mounts += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp", "--remount-ro", "/"]
     names = [part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)]
     whom = [] if os.geteuid() == 0 else ["--unshare-user", "--uid", str(INSIDE_USER), "--gid", str(INSIDE_USER)]
+    # The supervisor limits the inodes of /tmp and then gives up this capability (confine.bound_inodes).
+    whom += [] if os.geteuid() == 0 else ["--cap-add", "CAP_SYS_ADMIN"]
     how = [
         "--die-with-parent",
         "--new-session",

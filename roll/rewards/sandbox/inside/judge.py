@@ -15,7 +15,7 @@ from typing import Any
 
 from roll.rewards.sandbox.inside import pytest_like
 from roll.rewards.sandbox.inside.link import Link
-from roll.rewards.sandbox.inside.usual import OF_CHECKS, OF_TESTS, imported_by, provide
+from roll.rewards.sandbox.inside.usual import OF_CHECKS, OF_TESTS, imported_by, provide, provide_packages
 from roll.rewards.sandbox.inside.wire import Broken, Channel
 
 PASSED, FAILED = b"passed", b"failed"
@@ -58,6 +58,7 @@ def _run(test: Mapping[str, Any], channel: Channel) -> None:
         solution = types.ModuleType(SOLUTION)
         vars(solution).update(names)
         sys.modules[SOLUTION] = solution
+        provide_packages(tree, namespace)
     provide(tree, namespace)
     exec(compile(tree, "test.py", "exec", dont_inherit=True), namespace)
     if test["kind"] == "check":

@@ -28,12 +28,13 @@ import inspect
 import operator
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from roll.rewards.sandbox.inside.arrays import ARRAY, SCALAR, decode_array, encode_array, is_array
 from roll.rewards.sandbox.inside.wire import Broken, Channel
 
 BINARY = {
@@ -227,6 +228,10 @@ def make_class(link: Any, handle: int, name: str, bases: tuple[type, ...], opera
             namespace["__call__"] = _call
         elif operation in JUDGED:
             namespace[operation] = _judged(operation)
+        elif operation == "__len__":
+            namespace["__len__"] = _length
+        elif operation == "__iter__" and "__len__" in operators:
+            namespace["__iter__"] = _items
         elif operation in ASKED:
             namespace[operation] = _operation_method(operation)
     if not any(isinstance(parent, MirrorClass) for parent in bases):
@@ -248,6 +253,28 @@ def _operation_method(operation: str) -> Callable[..., Any]:
         return self._link.request("operate", operation, self, *args)
 
     return ask
+
+
+def _length(self: Any) -> int:
+    """Return the object's length, which is asked again only after a request that may have changed the object."""
+    acts, length = self.__dict__.get("_length", (-1, 0))
+    if acts != self._link.acts:
+        length = self._link.request("operate", "__len__", self)
+        object.__setattr__(self, "_length", (self._link.acts, length))
+    return length
+
+
+def _items(self: Any) -> Iterator[Any]:
+    """Yield the object's items. Raises RuntimeError if there are none, but its length is not 0.
+
+    Without items, it would pass every test of all its items.
+    """
+    length, empty = len(self), True
+    for item in self._link.request("operate", "__iter__", self):
+        yield item
+        empty = False
+    if empty and length:
+        raise RuntimeError(f"an object of length {length} has no items")
 
 
 def _judged(operation: str) -> Callable[[Any, Any], Any]:
@@ -301,7 +328,10 @@ MAPPINGS: dict[str, Callable[[Any], Any]] = {
 
 
 def encode_plain(value: Any, encode: Encode) -> Any:
-    """Encode a value of exactly one of the plain types, its items by `encode`. Return None for others."""
+    """Encode a value of exactly one of the plain types, its items by `encode`. Return None for others.
+
+    Arrays and scalars of NumPy are plain too.
+    """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return [value]
@@ -318,7 +348,7 @@ def encode_plain(value: Any, encode: Encode) -> Any:
         return ["builtin", repr(value)]
     if isinstance(value, type) and value.__module__ == "builtins" and getattr(builtins, value.__name__, None) is value:
         return ["builtin", value.__name__]
-    return None
+    return encode_array(value)
 
 
 def decode_plain(written: Any, decode: Encode) -> Any:
@@ -330,6 +360,8 @@ def decode_plain(written: Any, decode: Encode) -> Any:
     tag, content = written
     if tag in BY_TEXT:
         return BY_TEXT[tag][2](content)
+    if tag in (ARRAY, SCALAR):
+        return decode_array(tag, content)
     if tag in SEQUENCES:
         return SEQUENCES[tag](decode(item) for item in content)
     if tag == "defaultdict":
@@ -345,8 +377,10 @@ def decode_plain(written: Any, decode: Encode) -> Any:
 
 
 def overwrite(old: Any, new: Any) -> None:
-    """Replace the content of a container `old`, of a type in MUTABLE, with the content of `new`."""
-    if isinstance(old, list | bytearray):
+    """Replace the content of a container `old`, of a type in MUTABLE or an array, with the content of `new`."""
+    if is_array(old):
+        old[...] = new
+    elif isinstance(old, list | bytearray):
         old[:] = new
     elif isinstance(old, deque):
         old.clear()
@@ -362,6 +396,8 @@ KEPT = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
 """Types of objects that are never passed to the other process."""
 LOOKS = ("plain", "attributes")
 """Requests for an object's content."""
+SHOWN = ("__len__", "__iter__", "__bool__", "__hash__", "__int__", "__float__", "__index__", "__str__", "__repr__")
+"""Operations that do not change an object."""
 ENDS = (StopIteration, StopAsyncIteration)
 """Exceptions that end a loop of the test. They are raised only when the candidate's iterator ends."""
 
@@ -403,7 +439,7 @@ class Link:
         Raises the exception that was raised there, or Broken if the connection is lost or the answer is malformed.
         """
         letter = Letter()
-        self.acts += kind not in LOOKS
+        self.acts += kind not in LOOKS and not (kind == "operate" and parts[0] in SHOWN)
         self._channel.send(["ask", kind, [self._write(part, letter) for part in parts]])
         while (message := self._channel.receive())[0] == "ask":
             self._answer(message)
@@ -501,7 +537,7 @@ class Link:
     def _write(self, value: Any, letter: Letter) -> Any:
         if id(value) in letter.number:
             return ["again", letter.number[id(value)]]
-        if type(value) in MUTABLE:
+        if type(value) in MUTABLE or is_array(value):
             letter.add(value)
             number = len(letter.containers) - 1
             return ["changeable", [number, self._content(value, letter)]]

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from roll.rewards.sandbox.inside.candidate import FILE, NOT_COMPILED, run_candidate, serve_program
-from roll.rewards.sandbox.inside.confine import confine, end_with_parent, hide_memory, leave_root
+from roll.rewards.sandbox.inside.confine import bound_inodes, confine, end_with_parent, hide_memory, leave_root
 from roll.rewards.sandbox.inside.judge import PASSED, run_test, write_verdict
 from roll.rewards.sandbox.inside.wire import Channel
 
@@ -70,6 +70,8 @@ def main() -> None:
     site.setcopyright()
     site.sethelper()
     os.closerange(TESTS + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if os.getpid() == 1:
+        bound_inodes()
     if os.geteuid() == 0 and os.getpid() == 1:
         leave_root()  # not without a sandbox: there, only root may be able to read the interpreter's files
     hide_memory()

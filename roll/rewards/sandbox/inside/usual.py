@@ -8,6 +8,7 @@ import importlib
 import sys
 import types
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 MODULES = (
@@ -45,7 +46,21 @@ OF_MODULES = {
     "statistics": "mean median",
     "datetime": "timedelta",
 }
-OF_TESTS = (*MODULES, "isclose", "fabs")
+PACKAGES = {
+    "np": "numpy",
+    "numpy": "numpy",
+    "pd": "pandas",
+    "pandas": "pandas",
+    "torch": "torch",
+    "scipy": "scipy",
+    "sympy": "sympy",
+    "cmath": "cmath",
+}
+"""Packages that a test may use without an import, by name."""
+OF_TESTS = (
+    *(*MODULES, *PACKAGES, "isclose", "fabs", "pytest", "unittest", "TestCase", "approx", "allclose", "array_equal"),
+    *("assert_allclose", "assert_almost_equal", "assert_array_equal", "assert_array_almost_equal", "assert_equal"),
+)
 """Names with which a test judges. It never takes them from the candidate."""
 OF_CHECKS = (*OF_TESTS, *(name for names in OF_MODULES.values() for name in names.split()))
 """Names that a function `check` never takes from the candidate. It receives the function under test as an argument."""
@@ -62,6 +77,14 @@ def provide(tree: ast.AST, namespace: dict[str, Any], here: Iterable[str] = ()) 
             namespace[name] = getattr(importlib.import_module(MODULE_OF[name]), name)
         elif name in MODULES:
             namespace[name] = importlib.import_module(name)
+
+
+def provide_packages(tree: ast.AST, namespace: dict[str, Any]) -> None:
+    """Add to a namespace the packages of PACKAGES that a test uses, if they are installed."""
+    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - namespace.keys()
+    for name in read & PACKAGES.keys():
+        if find_spec(PACKAGES[name]) is not None:
+            namespace[name] = importlib.import_module(PACKAGES[name])
 
 
 def imported_by(tree: ast.Module) -> dict[str, Any]:
