@@ -31,7 +31,7 @@ TRAIN = "roll.training.deepspeed.strategy:DeepSpeedTrain."
 SYNC = "roll.weight_sync.transfer:BucketSender.write_bucket"
 RESTART = r"restart \d+ of"
 ENDED = "the run ended: (failed|interrupted)"
-STEPS = 20
+STEPS = 14
 """Number of steps of the reinforcement-learning runs that are compared. They have one engine, so that steps wait for
 it: with two, a run would need many more, because it goes on without the one that is replaced.
 """
@@ -134,7 +134,12 @@ RLVR_FAULTS = (
         back="rewards.judged rank 0 is back after",
         named="rewards.judged rank 0",
     ),
-    Fault("reward's process stopped", hits=(Hit(Kind.CHILD, SIGSTOP),), noticed="", named=r"stopped \(SIGSTOP\)"),
+    Fault(
+        "reward's process stopped",
+        hits=(Hit(Kind.CHILD, SIGSTOP),),
+        noticed="",
+        named=r"running calls are repeated: it was stopped \(SIGSTOP\)",
+    ),
 )
 
 

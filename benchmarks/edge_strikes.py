@@ -8,6 +8,7 @@ so that a fault strikes once, and leaves `NAME.struck` with its process id and t
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ CHUNK = bytes(1 << 16)
 STRIKES = "strikes.json"
 BACK_OFF_SECONDS = (1.0,)
 """Seconds before each restart. Runs with many faults would otherwise mostly wait."""
+RECORDED = 1 << 20
+"""Most groups of a step that a run records, so that all responses of two runs can be compared."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,27 @@ def act(action: str) -> None:
 
 
 def install() -> None:
-    """Wrap the methods at which faults strike, once their modules are imported, and shorten the back-off."""
+    """Wrap the methods at which faults strike, once their modules are imported. Shorten the back-off, and record all
+    responses.
+    """
     folder = os.environ.get(FOLDER)
     if folder is None:
         return
     from wrapt import when_imported
 
     when_imported("roll.runs.assemble")(lambda module: setattr(module, "BACK_OFF_SECONDS", BACK_OFF_SECONDS))
+    when_imported("roll.tracking.jsonl")(record_all)
     for known in json.loads((Path(folder) / STRIKES).read_text()):
         strike = Strike(**known)
         when_imported(strike.place.partition(":")[0])(functools.partial(_wrap, strike))
+
+
+def record_all(module: Any) -> None:
+    """Raise the number of recorded groups, which no key of the configuration sets."""
+    method = module.JsonlTracker.__init__
+    names = list(inspect.signature(method).parameters)[-len(method.__defaults__) :]
+    defaults = dict(zip(names, method.__defaults__, strict=True)) | {"groups_per_step": RECORDED}
+    method.__defaults__ = tuple(defaults.values())
 
 
 def _wrap(strike: Strike, module: Any) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import edge_world
 from benchmarks.edge_faults import RLVR_FAULTS, markdown, plays
 from benchmarks.edge_runs import Fault, Play, Played, Player, Row, unused
-from benchmarks.edge_strikes import FOLDER, Strike, act, claim, striking
+from benchmarks.edge_strikes import FOLDER, RECORDED, Strike, act, claim, record_all, striking
 from benchmarks.fault_runs import World
+from roll.tracking import jsonl
 
 PLAYS = plays(World(Path("/nowhere"), ""))
 FAULTS = [(play, fault) for play in PLAYS for fault in play.faults]
@@ -57,6 +60,16 @@ def test_edge_runs_are_judged_by_every_trace(tmp_path: Path, wrong: dict[str, ob
 
     assert judged()
     assert not judged(**wrong)  # type: ignore[arg-type]
+
+
+def test_runs_of_the_campaignrecord_all_groups() -> None:
+    class JsonlTracker:
+        def __init__(self, folder: str, groups_per_step: int = 4, groups_per_set: int = 8) -> None:
+            self.kept = folder, groups_per_step, groups_per_set
+
+    record_all(SimpleNamespace(JsonlTracker=JsonlTracker))
+    assert JsonlTracker("a").kept == ("a", RECORDED, 8)
+    assert "groups_per_step" in inspect.signature(jsonl.JsonlTracker.__init__).parameters
 
 
 def test_only_unused_files_are_left_behind(tmp_path: Path) -> None:
