@@ -221,6 +221,16 @@ class GenerateStrategy(Protocol):
         """
         ...
 
+    async def abandon_update(self) -> None:
+        """Close an update that the trainer cannot complete, once the bucket in progress is loaded.
+
+        Until a complete update the engine has a mixture of weights, and stays paused.
+
+        Raises:
+            WeightSyncError: the engine cannot load another update. It must then be closed.
+        """
+        ...
+
     async def policy_version(self) -> int:
         """Return the version of the weights that the engine generates with."""
         ...

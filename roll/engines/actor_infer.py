@@ -18,12 +18,16 @@ from weakref import WeakKeyDictionary
 from roll.backend import EngineActivity, GenerateStrategy
 from roll.engines.pool import EnginePool, Running
 from roll.errors import RollError, WorkerDied, WorkerLate
-from roll.ray.device_sharing import Residency
+from roll.ray.device_sharing import Residency, run_together
 from roll.ray.group import LOOK_SECONDS, WorkerGroup
 from roll.types import Ints, Metrics, NumberedCompletions, Sampling, Session
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route
+
+ABANDON_SECONDS = 60.0
+"""Deadline in seconds for an engine to close an update that the trainer cannot complete. One bucket may be in progress.
+"""
 
 
 @dataclass(eq=False)
@@ -194,6 +198,22 @@ class ActorInfer:
     async def pause(self) -> None:
         """Pause all engines in the middle of their responses until the next sync; see `GenerateStrategy.pause`."""
         await self.pool.each(self._sync_seconds, GenerateStrategy.pause)
+
+    async def abandon_update(self) -> None:
+        """Make the engines ready for another weight sync, after one that the trainer could not complete.
+
+        An engine that cannot do so within ABANDON_SECONDS is replaced.
+        """
+
+        async def ask(engine: int) -> None:
+            try:
+                await self.pool.one(engine, ABANDON_SECONDS, GenerateStrategy.abandon_update)
+            except WorkerDied:
+                return  # its death was reported, and it restarts
+            except RollError as error:
+                self.pool.report_dead(engine, f"its weights cannot be updated any more: {error}")
+
+        await run_together(map(ask, self.pool.present))
 
     @property
     def waits(self) -> bool:

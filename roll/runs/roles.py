@@ -57,6 +57,8 @@ from roll.system.own_folder import remove_ownerless
 from roll.training.actor_train import ActorTrain, Critic, Reference, Teacher, TrainShape
 
 S = TypeVar("S")
+Settle = Callable[[], Awaitable[bool]]
+"""Brings a role into a known state. Returns False if that is impossible."""
 NONE_YET: Mapping[str, WorkerGroup[Any]] = MappingProxyType({})
 
 
@@ -82,7 +84,7 @@ class Roles:
         self._starts: dict[str, Callable[[], Awaitable[None]]] = {}  # by role, for groups that have not started
         self._colocated: dict[str, ColocatedRole] = {}
         self._sharing = DeviceSharing(plan.turns)
-        self._unsettled: set[str] = set()
+        self._unsettled: dict[str, Settle | None] = {}
         self._started: set[str] = set()  # roles whose groups have started and run
         self.have_started = False
         """Whether all roles have started at least once."""
@@ -253,24 +255,30 @@ class Roles:
         if isinstance(facade, ActorInfer):
             await facade.close()
         self._sharing.ended(name)
-        self._unsettled.discard(name)
+        self._unsettled.pop(name, None)
         self._started.discard(name)
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
     async def end_trainer_side(self) -> None:
-        """Kill the trainer's groups, and any other group that is `unsettled` or has not finished starting."""
+        """Kill the trainer's groups, and any other group that is still `unsettled` or has not finished starting."""
         self.are_running = False
+        for name, settle in list(self._unsettled.items()):
+            if settle is not None and name in self._started and await settle():
+                del self._unsettled[name]
         ending = [
             name for name in self._all if is_trainer_side(name) or name in self._unsettled or name not in self._started
         ]
         await asyncio.gather(*(self.end(name, seconds=0.0) for name in ending))
 
     @contextmanager
-    def unsettled(self, name: str) -> Iterator[None]:
-        """A context in which the trainer changes a role's state. If it fails, the role is restarted as well."""
-        self._unsettled.add(name)
+    def unsettled(self, name: str, settle: Settle | None = None) -> Iterator[None]:
+        """A context in which the trainer changes a role's state. If it fails, the role is restarted as well.
+
+        It is kept if `settle` brings it into a known state, which is called before the trainer's groups end.
+        """
+        self._unsettled[name] = settle
         yield
-        self._unsettled.discard(name)
+        self._unsettled.pop(name, None)
 
     def rewards(self, config: RlvrConfig, models: Mapping[str, ModelReward]) -> Rewards:
         """Request the reward workers of every domain that no model in `models` scores."""

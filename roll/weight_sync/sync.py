@@ -210,6 +210,11 @@ class WeightSync:
                 )
         return list(reported)
 
+    @property
+    def broadcasts(self) -> bool:
+        """Whether engines may wait for the trainer in a broadcast."""
+        return self._rendezvous is not None
+
     async def _give_up_broadcast(self, cause: str) -> None:
         """Request replacements of engines that wait or have partial weights, and stop the trainer's wait."""
         LOG.warning("%s", cause)

@@ -64,6 +64,8 @@ def report_stages() -> None:
 
 LOG = logging.getLogger(__name__)
 BACKEND = "roll"
+NOT_SENT = "parameters of the engine were not sent"
+"""Part of the error of an update that ends before all weights have arrived. The engine can load another one."""
 TEXT_MODEL = "language_model."
 """Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
 
@@ -207,9 +209,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         for method, kernel in self._expert_kernels:
             method.moe_kernel = method.moe_kernel or kernel
         if missing:
-            raise WeightSyncError(
-                f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}"
-            )
+            raise WeightSyncError(f"{len(missing)} {NOT_SENT}: {', '.join(sorted(missing)[:5])}")
 
     def _half_loaded(self) -> list[str]:
         """Return the fused layers, such as the one for q, k and v, that received only some of their tensors."""

@@ -218,6 +218,24 @@ def test_new_weights_are_the_engines(engine: Running, small_model: Path) -> None
     assert assert_at_the_policy(engine) == pytest.approx(likely, abs=1.0)
 
 
+@pytest.mark.parametrize("arrived", [0, 1, 3])
+def test_engine_takes_an_update_after_abandoned_one(engine: Running, small_model: Path, arrived: int) -> None:
+    """The trainer dies after it has sent some of the buckets. Its successor sends all of them."""
+    buckets = engine.buckets(WeightView(policy(small_model, 3).model))
+
+    async def begin() -> None:
+        await engine.engine.pause()
+        for bucket in buckets[:arrived]:
+            await engine.engine.load_bucket(bucket)
+        await engine.engine.abandon_update()
+
+    assert arrived < len(buckets)
+    engine.wait(begin())
+    engine.push(policy(small_model, 4))
+    assert_at_the_policy(engine)
+    engine.push(policy(small_model))
+
+
 def test_merged_weights_are_the_engines(engine: Running, small_model: Path) -> None:
     engine.push(adapted(small_model, 5))
     assert_at_the_policy(engine)

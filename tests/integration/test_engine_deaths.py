@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import Popen
 
 import psutil
 import pytest
@@ -104,6 +105,39 @@ def test_one_of_two_dies_amid_a_sync(
     assert deaths(outcome.output) == 1, outcome.output
     world.assert_same_steps(name, expected)
     leaves_nothing()
+
+
+@pytest.mark.parametrize("step", [None, 1], ids=["the first", "a later one"])
+def test_engines_stay_when_trainer_dies_amid_sync(
+    world: World, undisturbed: Callable[[Sequence[str]], str], leaves_nothing: Callable[[], None], step: int | None
+) -> None:
+    arguments = (*WHOLE, "save_steps=1")
+    expected, name = undisturbed(arguments), f"trainer_{step or 0}"
+    process = world.start(*world.rlvr(name, *arguments))
+
+    def written() -> list[int]:
+        """Return when this run wrote the second bucket. It writes a bucket while the engines load the one before."""
+        return [file.stat().st_mtime_ns for file in SHARED_MEMORY.glob(f"roll-{process.pid}-*/bucket1.safetensors")]
+
+    if step is not None:
+        world.wait_for_step(name, step, process)
+    before = written()
+    limits.until(lambda: written() != before, "a bucket is written for the next sync", limits.RUN)
+    rank_process(world, name, process).kill()
+    outcome = world.wait(process)
+    assert outcome.status == 0, outcome.output
+    assert deaths(outcome.output) == 0 and "restart 1 of 3: " in outcome.output, outcome.output
+    lines = world.metrics(name)
+    assert {line["engine/restarts"] for line in lines} == {0} and lines[-1]["run/restarts"] == 1
+    world.assert_same_steps(name, expected)
+    leaves_nothing()
+
+
+def rank_process(world: World, name: str, process: Popen[str]) -> psutil.Process:
+    """Return the process of the trainer's rank 0, which writes the buckets. Its log is its stdout."""
+    log = world.folder / name / "logs" / "actor_train-0.log"
+    [found] = [one for one in world.descendants(process, "ray::") if log.samefile(f"/proc/{one.pid}/fd/1")]
+    return found
 
 
 def test_asynchronous_training_goes_on(world: World, leaves_nothing: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,7 +150,7 @@ class HfGenerate:
         self._settings, self._rank, self._device = settings, rank, rank.device
         self._offload = Offload(rank.device)
         self._version = 0
-        self._generates = asyncio.Lock()
+        self._generates, self._is_paused = asyncio.Lock(), False
         self._gate = RequestGate()
         self._generated = self._prefilled = 0  # tokens since the last call of `activity`
         self._missing: set[str] | None = None
@@ -245,7 +246,9 @@ class HfGenerate:
 
     async def pause(self) -> None:
         """See `GenerateStrategy`. Waits until the current prompt is finished."""
-        await self._generates.acquire()
+        if not self._is_paused:
+            await self._generates.acquire()
+            self._is_paused = True
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
         """See `GenerateStrategy`. Closes the previous route."""
@@ -274,8 +277,13 @@ class HfGenerate:
                 f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}"
             )
         self._version = policy_version
-        if self._generates.locked():
+        if self._is_paused:
             self._generates.release()
+            self._is_paused = False
+
+    async def abandon_update(self) -> None:
+        """See `GenerateStrategy`. A bucket is loaded at once, so none is in progress."""
+        self._missing = None
 
     async def policy_version(self) -> int:
         return self._version
@@ -292,7 +300,7 @@ class HfGenerate:
 
     async def offload(self, discard: bool) -> None:
         """See `GenerateStrategy`. Keeps all weights even with `discard`: a sync finds missing ones only at its end."""
-        async with self._generates:
+        async with nullcontext() if self._is_paused else self._generates:
             await asyncio.to_thread(
                 self._offload.offload, tensors_in([*self._model.parameters(), *self._model.buffers()])
             )

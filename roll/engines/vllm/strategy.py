@@ -53,7 +53,7 @@ from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Samp
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Transport
-from roll.weight_sync.vllm_plugin import BACKEND, bucket_as_plain, route_as_plain
+from roll.weight_sync.vllm_plugin import BACKEND, NOT_SENT, bucket_as_plain, route_as_plain
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -192,7 +192,7 @@ class VllmGenerate:
         self._version = self._syncs = 0
         self._request_numbers = itertools.count()
         self._adapter: LoRARequest | None = None
-        self._update_is_open = False
+        self._update_is_open, self._updating = False, asyncio.Lock()
         self._asleep: tuple[str, ...] = ()
         self._discarded_weights = False
         self._is_paused = False
@@ -310,10 +310,12 @@ class VllmGenerate:
         )
 
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
-        if not self._update_is_open:
-            await _finished(self._engine.start_weight_update())
-            self._update_is_open = True
-        await _finished(self._engine.update_weights(WeightTransferUpdateRequest(update_info=bucket_as_plain(bucket))))
+        async with self._updating:
+            if not self._update_is_open:
+                await _finished(self._engine.start_weight_update())
+                self._update_is_open = True
+            request = WeightTransferUpdateRequest(update_info=bucket_as_plain(bucket))
+            await _finished(self._engine.update_weights(request))
 
     async def load_adapter(self, adapter: Adapter) -> None:
         with adapter.folder() as folder:
@@ -324,10 +326,11 @@ class VllmGenerate:
             self._adapter = LoRARequest("policy", ADAPTER_ID, str(folder))
 
     async def resume(self, policy_version: int) -> None:
-        if self._update_is_open:
-            await _finished(self._engine.finish_weight_update())
-            self._update_is_open = False
-            self._discarded_weights = False
+        async with self._updating:
+            if self._update_is_open:
+                await _finished(self._engine.finish_weight_update())
+                self._update_is_open = False
+                self._discarded_weights = False
         self._version, self._syncs = policy_version, self._syncs + 1
         await self._engine.update_weight_version(str(policy_version))
         if self._is_paused:
@@ -335,6 +338,18 @@ class VllmGenerate:
             self._is_paused = False
         if not self._asleep:
             self._may_generate.set()
+
+    async def abandon_update(self) -> None:
+        """See `GenerateStrategy`. vLLM can only finish an update; then our receiver reports the missing weights."""
+        async with self._updating:
+            if not self._update_is_open:
+                return
+            try:
+                await _finished(self._engine.finish_weight_update())
+            except WeightSyncError as error:
+                if NOT_SENT not in str(error):
+                    raise
+            self._update_is_open = False
 
     async def policy_version(self) -> int:
         return self._version

@@ -8,7 +8,7 @@ idle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 
 from roll.engines.actor_infer import ActorInfer
@@ -25,16 +25,16 @@ class EngineSync:
         sync: WeightSync,
         engines: ActorInfer,
         phases: DevicePhases,
-        in_hands: Callable[[], AbstractContextManager[None]],
+        in_hands: Callable[[Callable[[], Awaitable[bool]]], AbstractContextManager[None]],
     ) -> None:
-        """`in_hands` returns a context that is held while engines may have a mixture of old and new weights."""
+        """`in_hands` returns a context held while engines may have a mixture of weights. It is given `abandon`."""
         self._sync, self._engines, self._pool, self._phases = sync, engines, engines.pool, phases
         self._in_hands, self._version = in_hands, 0
         self._syncing = asyncio.Lock()
 
     async def open_routes(self) -> None:
         """Open the routes of the weight sync; see `WeightSync.open_routes`."""
-        with self._in_hands():
+        with self._in_hands(self.abandon):
             await self._sync.open_routes()
 
     async def push(self, policy_version: int) -> None:
@@ -46,10 +46,20 @@ class EngineSync:
         self._version, took = policy_version, []
         while not took:
             await self._wait_for_one()
-            with self._in_hands(), self._pool.in_sync():
+            with self._in_hands(self.abandon), self._pool.in_sync():
                 self._sync.choose(self._pool.present)
                 took = await self._sync.push(policy_version)
             self._pool.have_weights(took)
+
+    async def abandon(self) -> bool:
+        """Make the engines ready for another sync, after one that the trainer could not complete.
+
+        Return False if they must restart, because they may wait for the trainer in a broadcast without a deadline.
+        """
+        if self._sync.broadcasts:
+            return False
+        await self._engines.abandon_update()
+        return True
 
     async def _wait_for_one(self) -> None:
         """While no engine is live, offload the trainer and wait for one to restart."""

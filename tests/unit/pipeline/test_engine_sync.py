@@ -33,7 +33,7 @@ class Trainer:
 
     def __init__(self, group: Engines) -> None:
         self.group, self.level = group, Residency.WHOLE
-        self.sent = 0
+        self.sent, self.dies = 0, False
 
     async def free_address(self) -> tuple[str, int]:
         return "here", 1
@@ -43,6 +43,8 @@ class Trainer:
 
     async def send_adapter(self) -> Adapter:
         assert self.level is Residency.WHOLE, "the trainer sends while it is offloaded"
+        if self.dies:
+            raise WorkerDied("actor_train", 0, "the process died")
         self.sent += 1
         return Adapter("{}", Bucket("", (), ""))
 
@@ -79,7 +81,7 @@ class Run:
         self.phases = DevicePhases(self.sharing)
         routes = SyncRoutes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
         weights = WeightSync(cast(Any, self.trainer), self.engines.engines, lambda _: routes, True, 1, limits.CALL)
-        self.sync = EngineSync(weights, self.engines, self.phases, nullcontext)
+        self.sync = EngineSync(weights, self.engines, self.phases, lambda _: nullcontext())
 
     async def begin(self) -> None:
         await self.sharing.register("actor_infer", self.engines)
@@ -172,6 +174,31 @@ def test_a_death_amid_a_sync_or_a_move(shared: bool, method: str, engines: int) 
         assert parts.engines.pool.restarts == 1 and parts.group.processes[-1] == 1
 
     run(scenario, engines, shared)
+
+
+@SHARED
+def test_engines_stay_after_a_trainers_death_amid_sync(shared: bool) -> None:
+    """One of two engines does not answer, and is replaced alone."""
+
+    async def scenario(parts: Run) -> None:
+        parts.trainer.dies = True
+        with pytest.raises(WorkerDied, match="actor_train"):
+            await parts.step(1)
+        assert await parts.sync.abandon() and parts.group.processes == [0, 0]
+        asked = [engine for engine, method, _ in parts.group.asked if method == "abandon_update"]
+        assert asked == [0, 1]
+        parts.trainer.dies = False
+        await parts.step(1)
+        assert parts.group.versions == [1, 1] and parts.engines.pool.restarts == 0
+        parts.group.refuses = {1: RollError("vLLM failed to load the weights")}
+        assert await parts.sync.abandon()
+        parts.group.refuses = {}
+        await parts.phases.generation()
+        await asyncio.sleep(10)
+        await parts.step(2)
+        assert parts.group.processes == [0, 1] and parts.group.versions == [2, 2]
+
+    run(scenario, 2, shared)
 
 
 @SHARED

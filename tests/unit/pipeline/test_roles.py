@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -157,6 +158,9 @@ def test_trainer_restart_keeps_engines_unless_unsettled(
                 await found.start()
                 return sorted(Group.log)
 
+            async def settle(whole: bool) -> bool:
+                return whole
+
             async def end() -> list[str]:
                 Group.log.clear()
                 await found.end_trainer_side()
@@ -179,6 +183,11 @@ def test_trainer_restart_keeps_engines_unless_unsettled(
             assert await end() == ["actor_train is killed", "reference is killed"], (
                 "ending actor_infer also clears its unsettled state"
             )
+            for whole in (True, False):
+                await begin()
+                with pytest.raises(WorkerDied), found.unsettled("actor_infer", partial(settle, whole)):
+                    raise WorkerDied("actor_train", 0, "the process died")
+                assert ("actor_infer is killed" in await end()) is not whole
             with found.unsettled("actor_infer"):
                 pass
             await begin()

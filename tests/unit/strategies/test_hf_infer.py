@@ -48,6 +48,23 @@ def test_it_leaves_once_the_prompt_is_answered(monkeypatch: pytest.MonkeyPatch) 
     assert sizes == [16, 0, 16]
 
 
+def test_it_pauses_twice_and_leaves_while_paused() -> None:
+    async def run() -> None:
+        engine = HfGenerate(SETTINGS, RANK)
+        engine._model = cast(Any, nn.Linear(2, 2))
+        async with asyncio.timeout(limits.CALL):
+            await engine.pause()
+            await engine.abandon_update()
+            await engine.offload(discard=False)
+            await engine.onload(whole=False)
+            await engine.pause()
+            await engine.resume(3)
+            await engine.pause()
+        assert await engine.policy_version() == 3
+
+    asyncio.run(run())
+
+
 def test_it_counts_what_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call has a prompt of three tokens and two samples, of one and of four tokens."""
 

@@ -34,6 +34,8 @@ class Engines(Ranks[GenerateStrategy]):
         self.start_seconds: Callable[[], float] = lambda: 1.0
         self.slow: dict[str, float] = {}
         """Duration of the calls of a method, in seconds. Key: method. The other calls take no time."""
+        self.refuses: dict[int, Exception] = {}
+        """The error that an engine raises instead of closing an update. Key: engine."""
         self.log: dict[int, str] = {}
         """What the process of an engine printed. Key: engine."""
         self._ends = [asyncio.Event() for _ in range(engines)]
@@ -71,6 +73,8 @@ class Engines(Ranks[GenerateStrategy]):
 
     async def _answer(self, engine: int, method: str, given: tuple[Any, ...]) -> Any:
         self.asked.append((engine, method, given))
+        if engine in self.refuses and method == "abandon_update":
+            raise self.refuses[engine]
         await self._alive(engine, self.slow.get(method, 0.0))
         if method == "resume":
             self.versions[engine] = given[0]
