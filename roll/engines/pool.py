@@ -169,6 +169,10 @@ NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 """Addresses, process ids and times in an exception, which differ between two deaths of the same exception."""
 
 
+FAULT = re.compile(r"died of SIG(?:ILL|SEGV|ABRT|FPE|BUS)\b")
+"""In a cause of death, a signal that a process raises itself by a fault of its code."""
+
+
 class EngineState(StrEnum):
     """State of an engine; see the docstring of the module."""
 
@@ -471,8 +475,9 @@ class EnginePool:
         self._notify_engines()
 
     def _note_death(self, engine: int, cause: str, raised: bool = False) -> None:
-        """Note a death. `raised`: the cause is an exception already; a signal or a silence may be an accident."""
-        exception = cause if raised else None
+        """Note a death. `raised`: the cause is an exception already; a kill or a silence may be an accident."""
+        fault = FAULT.search(cause)
+        exception = cause if raised else fault and fault[0]
         if root := root_cause(self._group.printed(engine)):
             exception, cause = root, f"{root}; {cause}"
         self._health.died(engine, exception, cause)

@@ -44,20 +44,24 @@ EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*$")
 PASSED_ON = re.compile(
     r"Worker failed with error '(?P<said>.*)', please check the stack trace above for the root cause$"
 )
+# From absl's handler of signals, which Ray installs in its workers, and from Python's own.
+CRASH = re.compile(r"^(?:\*\*\* SIG(?:ILL|SEGV|ABRT|FPE|BUS) received|Fatal Python error: [^\n]*)", re.MULTILINE)
 LONGEST_CAUSE = 500
 """Largest number of characters of a cause in a message. The log has the complete text."""
 
 
 def root_cause(printed: str) -> str | None:
-    """Return the exception that ended vLLM's engine process, from what the process printed; None if it printed none.
+    """Return the exception or the fault that ended an engine's process, from what it printed; None if it printed none.
 
-    It is the first one after the report of a fatal error. In a chain of exceptions, the first one is the cause of the
-    others.
+    An exception is the first one after vLLM's report of a fatal error. In a chain of exceptions, the first one is the
+    cause of the others.
     """
     report = FATAL.search(printed)
     lines = (PREFIX.sub("", line) for line in printed[report.end() :].splitlines()) if report else ()
     found = next((line.strip() for line in lines if EXCEPTION.match(line)), None)
-    return found and PASSED_ON.sub(lambda worker: worker["said"], found)[:LONGEST_CAUSE]
+    if found is None:
+        return crash[0] if (crash := CRASH.search(printed)) else None
+    return PASSED_ON.sub(lambda worker: worker["said"], found)[:LONGEST_CAUSE]
 
 
 ByDevice = list[dict[int, int]]

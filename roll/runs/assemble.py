@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,15 +45,17 @@ from roll.runs.ending import RunEnding
 from roll.runs.interrupt import Interrupt
 from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.system.event_loop import guarded, run_in_loop
+from roll.system.own_folder import keep_aside
 from roll.system.restart_budget import RestartBudget
 from roll.system.step_memory import memory_of_steps
 from roll.tracking.base import RunFacts, Tracker
 from roll.tracking.console import StepLog, console_tracker
 from roll.tracking.fanout import Tracking
-from roll.tracking.history import read_starts, write_start
-from roll.tracking.jsonl import JsonlTracker
+from roll.tracking.history import END_FILE, STARTS_FILE, read_starts, write_start
+from roll.tracking.jsonl import METRICS_FILE, JsonlTracker
 from roll.tracking.life import TICK, ActivityDisplay
 from roll.tracking.logs import RunLog
+from roll.tracking.report.write import REPORT_FILE
 from roll.tracking.trackers import open_named
 
 if TYPE_CHECKING:
@@ -167,6 +170,7 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
                 return
             if prepared.rows is not None:
                 print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} per step: {steps} steps", flush=True)
+            keep_strangers(folder)
             ending.begin(checkpointer, steps)
             write_config(config, folder)
             write_start(folder, secrets.hide, checkpointer.resumed_step, [str(one) for one in changed])
@@ -264,6 +268,14 @@ def prepare_run(config: Config) -> PreparedRun:
             return offline.prepare_distill(config)
 
 
+def keep_strangers(folder: Path) -> None:
+    """Rename files that a run would replace, but that no run has written: the folder has no records of a run."""
+    if not any((folder / name).exists() for name in (STARTS_FILE, METRICS_FILE)):
+        for path in (folder / name for name in (CONFIG_FILE, END_FILE, REPORT_FILE)):
+            if os.path.lexists(path):
+                keep_aside(path)
+
+
 def write_config(config: Config, folder: Path) -> None:
     """Write the configuration to `config.yaml`, without secrets. An earlier one is kept as `config.start_N.yaml`."""
     path, text = folder / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
@@ -322,6 +334,7 @@ async def _attempt(
     try:
         async with roles.liveness.watched(is_trainer_side), guarded(show_activity(roles, life)):
             position = await loop(roles, context, interrupt)
+            life.wake()  # the last checkpoint and the export may take minutes
             await context.checkpointer.finish(position)
     except WorkerFailed as failure:
         if not roles.have_started:

@@ -122,6 +122,11 @@ def make_way(path: Path, mark: str) -> None:
     if (path / mark).is_file() and not path.is_symlink():
         shutil.rmtree(path)
     elif os.path.lexists(path):
-        kept = next(name for n in count(1) if not os.path.lexists(name := path.with_name(f"{path.name}.kept_{n}")))
-        path.rename(kept)
-        LOG.warning("%s was not written by this program, or by an earlier version; it is kept as %s", path, kept)
+        keep_aside(path)
+
+
+def keep_aside(path: Path) -> None:
+    """Rename a file or folder of the user to `<name>.kept_<n>`, with a warning."""
+    kept = next(name for n in count(1) if not os.path.lexists(name := path.with_name(f"{path.name}.kept_{n}")))
+    path.rename(kept)
+    LOG.warning("%s was not written by this program, or by an earlier version; it is kept as %s", path, kept)

@@ -64,8 +64,6 @@ def report_stages() -> None:
 
 LOG = logging.getLogger(__name__)
 BACKEND = "roll"
-NOT_SENT = "parameters of the engine were not sent"
-"""Part of the error of an update that ends before all weights have arrived. The engine can load another one."""
 TEXT_MODEL = "language_model."
 """Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
 
@@ -103,6 +101,8 @@ class BucketArrived(WeightTransferUpdateInfo):
     path: str | None
     """Path of the bucket's file. None if the bucket is in GPU memory."""
     handles: dict[str, bytes]
+    abandons: bool = False
+    """Instead of a bucket: the update ends without all weights."""
 
     def bucket(self) -> Bucket | DeviceBucket:
         """Return the bucket that these values describe."""
@@ -132,6 +132,10 @@ def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
         "path": bucket.path if in_file else None,
         "handles": {} if in_file else dict(bucket.handles),
     }
+
+
+ABANDONED: dict[str, Any] = {"tensors": [], "checksum": "", "path": None, "handles": {}, "abandons": True}
+"""Arguments of the `BucketArrived` that lets an incomplete update end."""
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -165,6 +169,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         names = [name for name, _ in self.model.named_parameters()]
         self._expected = {name for name in names if not self._also_sees or name.startswith(TEXT_MODEL)}
         self._received: set[str] = set()
+        self._is_abandoned = False
         self._expert_kernels = self._take_expert_kernels()
         initialize_layerwise_reload(self.model)
 
@@ -183,6 +188,9 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
 
     def receive_weights(self, update_info: BucketArrived) -> None:
         """Verify a bucket and load its tensors into the model."""
+        if update_info.abandons:
+            self._is_abandoned = True
+            return
         assert self._reader is not None, "a bucket arrived before a route was opened"
         tensors = self._reader.read(update_info.bucket())
         named = text_tensors(tensors) if self._also_sees else tensors
@@ -199,7 +207,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         parts of fused ones.
 
         Raises:
-            WeightSyncError: some parameters were not sent.
+            WeightSyncError: some parameters were not sent, and the update was not abandoned.
         """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -208,8 +216,10 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         self._finish_tied_heads()
         for method, kernel in self._expert_kernels:
             method.moe_kernel = method.moe_kernel or kernel
-        if missing:
-            raise WeightSyncError(f"{len(missing)} {NOT_SENT}: {', '.join(sorted(missing)[:5])}")
+        if missing and not self._is_abandoned:
+            raise WeightSyncError(
+                f"{len(missing)} parameters of the engine were not sent: {', '.join(sorted(missing)[:5])}"
+            )
 
     def _half_loaded(self) -> list[str]:
         """Return the fused layers, such as the one for q, k and v, that received only some of their tensors."""

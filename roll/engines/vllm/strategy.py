@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, cast
 
@@ -53,7 +54,7 @@ from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Samp
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Transport
-from roll.weight_sync.vllm_plugin import BACKEND, NOT_SENT, bucket_as_plain, route_as_plain
+from roll.weight_sync.vllm_plugin import ABANDONED, BACKEND, bucket_as_plain, route_as_plain
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -340,15 +341,12 @@ class VllmGenerate:
             self._may_generate.set()
 
     async def abandon_update(self) -> None:
-        """See `GenerateStrategy`. vLLM can only finish an update; then our receiver reports the missing weights."""
+        """See `GenerateStrategy`. vLLM can only finish an update: its receiver must not ask for the missing weights."""
         async with self._updating:
             if not self._update_is_open:
                 return
-            try:
-                await _finished(self._engine.finish_weight_update())
-            except WeightSyncError as error:
-                if NOT_SENT not in str(error):
-                    raise
+            await _finished(self._engine.update_weights(WeightTransferUpdateRequest(update_info=ABANDONED)))
+            await _finished(self._engine.finish_weight_update())
             self._update_is_open = False
 
     async def policy_version(self) -> int:
@@ -359,8 +357,10 @@ class VllmGenerate:
 
     async def cause_of_death(self) -> str | None:
         """See `GenerateStrategy`. vLLM does not report why its process died: the message names the log."""
+        if not self._engine.errored:
+            return None
         rank = self._rank
-        return f"vLLM's engine process died (logs/{rank.role}-{rank.rank}.log)" if self._engine.errored else None
+        return f"vLLM's engine process died{_signal_of_death(self._engine)} (logs/{rank.role}-{rank.rank}.log)"
 
     async def offload(self, discard: bool) -> None:
         """See `GenerateStrategy`. Frees the KV cache, including cached prefixes. The weights move to host memory unless
@@ -418,6 +418,13 @@ def completion(sample: CompletionOutput, text: str) -> Completion:
         else FinishReason.ABORT,
         text=text,
     )
+
+
+def _signal_of_death(engine: AsyncLLM) -> str:
+    """Return ` of SIGSEGV` or the like, if a signal ended one of the engine's processes."""
+    started = getattr(getattr(engine.engine_core, "resources", None), "engine_manager", None)
+    codes = [process.exitcode or 0 for process in getattr(started, "processes", ())]
+    return next((f" of {signal.Signals(-code).name}" for code in codes if code < 0), "")
 
 
 async def _finished(step: Awaitable[object]) -> None:

@@ -44,6 +44,9 @@ class PageSamples:
     """Number of unreadable lines of the file."""
 
 
+REPORT_FILE = "report.html"
+
+
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the run folder, from the files there, and return its path. The page works offline.
 
@@ -52,7 +55,7 @@ def write_report(run_dir: Path) -> Path:
         OSError: the page cannot be written.
     """
     run = read_records(run_dir)
-    return write_page(run_dir / "report.html", report_page(run, *page_samples(run_dir)))
+    return write_page(run_dir / REPORT_FILE, report_page(run, *page_samples(run_dir)))
 
 
 def report_page(run: RunRecord, training: PageSamples, validation: PageSamples) -> Page:

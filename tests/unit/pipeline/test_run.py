@@ -126,6 +126,17 @@ def test_jobs_of_multirun_are_compared_at_end(
     assert "compared: 1 fault in" in capsys.readouterr().err
 
 
+def test_files_of_the_user_are_kept(run: Callable[..., str], tmp_path: Path) -> None:
+    names, folder = ("config.yaml", "end.json", "report.html"), tmp_path / "run"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("mine")
+    assert run(None).count("is kept as") == 3
+    assert [(folder / f"{name}.kept_1").read_text() for name in names] == ["mine"] * 3
+    assert "mine" not in {(folder / name).read_text() for name in names}
+    assert "is kept as" not in run(None).rpartition("the plan:")[2], "the files of an earlier run are replaced"
+
+
 def test_a_run_that_comes_to_its_end(run: Callable[..., str], tmp_path: Path) -> None:
     log = run(None)
     course = [

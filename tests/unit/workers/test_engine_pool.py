@@ -173,6 +173,18 @@ def test_engine_dying_twice_of_first_request_ends_run(caplog: pytest.LogCaptureF
     assert "is not restarted again" in last
 
 
+def test_engine_dying_twice_of_a_fault_is_hopeless() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        for number in range(2):
+            engines.pool.report_dead(0, f"vLLM's engine process died of SIGILL (log {number})")
+            await asyncio.sleep(10)
+        with pytest.raises(WorkerDied, match="rank 0: on host 10.0.0.0, .*twice .* died of SIGILL"):
+            await engines.pool.until(lambda: False)
+        assert engines.pool.restarts == 1
+
+    run(scenario, Engines(1, by_seed))
+
+
 def test_hopeless_engine_leaves_requests_to_others() -> None:
     async def scenario(group: Engines, engines: ActorInfer) -> None:
         for number in range(2):
