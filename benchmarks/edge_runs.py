@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -158,6 +158,7 @@ class Player:
         self._course = Course(self._run)
         self._temporary = Path(tempfile.gettempdir()) / f"e{os.getpid()}"  # short: the paths of Ray's sockets must be
         self._reader: subprocess.Popen[bytes] | None = None
+        self._drivers = set[int]()
 
     def run(self) -> Played:
         """Run all attempts, and return what became of them. An earlier try of the same run is removed."""
@@ -175,7 +176,7 @@ class Player:
             self._played.end, self._played.seconds = time.time(), time.time() - began
         finally:
             processes = ended(self._strikes)
-            files = [*self._temporary.iterdir(), *unused(set(SHARED.iterdir()) - before)]
+            files = [*self._temporary.iterdir(), *left_behind(set(SHARED.iterdir()) - before, self._drivers)]
             self._played.left = [*processes, *sorted(map(str, files))]
             shutil.rmtree(self._temporary)
         self._name_causes()
@@ -193,6 +194,7 @@ class Player:
     def _attempt(self) -> int:
         """Run the command once and strike. Return its status."""
         process = self._start()
+        self._drivers.add(process.pid)
         watch = Watch(process.pid, self._run)
         if self._play.full:  # only its own processes see the mounted folder
             self._course = Course(Path(f"/proc/{process.pid}/root{self._run}"))
@@ -394,8 +396,11 @@ def ended(strikes: Path) -> list[str]:
     return described
 
 
-def unused(files: Iterable[Path]) -> list[Path]:
-    """Return the existing files that no process has open or mapped. Other programs of this host use the others."""
+def left_behind(files: Iterable[Path], drivers: Collection[int]) -> list[Path]:
+    """Return the folders of these drivers (`roll-PID-...`), and the files that no process has open or mapped.
+
+    Other programs of this host use the others.
+    """
     used = set[int]()
     for process in PROC.glob("[0-9]*"):
         with suppress(OSError):
@@ -407,6 +412,9 @@ def unused(files: Iterable[Path]) -> list[Path]:
     found = []
     for file in files:
         with suppress(FileNotFoundError):
-            if file.is_dir() or file.stat().st_ino not in used:
-                found.append(file)
+            if file.is_dir():
+                is_ours = any(file.name.startswith(f"roll-{driver}-") for driver in drivers)
+            else:
+                is_ours = file.stat().st_ino not in used
+            found += [file] if is_ours else []
     return found

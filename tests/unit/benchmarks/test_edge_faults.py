@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import edge_world
 from benchmarks.edge_faults import RLVR_FAULTS, markdown, plays
-from benchmarks.edge_runs import Fault, Play, Played, Player, Row, unused
+from benchmarks.edge_runs import Fault, Play, Played, Player, Row, left_behind
 from benchmarks.edge_strikes import FOLDER, RECORDED, Strike, act, claim, record_all, striking
 from benchmarks.fault_runs import World
 from roll.tracking import jsonl
@@ -72,12 +72,13 @@ def test_runs_of_the_campaignrecord_all_groups() -> None:
     assert "groups_per_step" in inspect.signature(jsonl.JsonlTracker.__init__).parameters
 
 
-def test_only_unused_files_are_left_behind(tmp_path: Path) -> None:
-    closed, opened, folder = tmp_path / "closed", tmp_path / "opened", tmp_path / "folder"
+def test_only_own_and_unused_files_are_left_behind(tmp_path: Path) -> None:
+    closed, opened, ours, other = (tmp_path / name for name in ("closed", "opened", "roll-7-a", "roll-77-a"))
     closed.touch()
-    folder.mkdir()
+    ours.mkdir()
+    other.mkdir()
     with opened.open("w"):
-        assert unused([closed, opened, folder, tmp_path / "missing"]) == [closed, folder]
+        assert left_behind([closed, opened, ours, other, tmp_path / "missing"], {7}) == [closed, ours]
 
 
 def test_edge_table_shows_what_became_of_faults() -> None:
