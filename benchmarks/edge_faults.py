@@ -216,13 +216,13 @@ def infrastructure() -> tuple[Play, ...]:
 def disks() -> tuple[Play, ...]:
     """Return the fine-tuning runs whose disk is full, or whose checkpoints are deleted."""
     metrics, full = "roll.tracking.jsonl:JsonlTracker.log", "fill {run}"
-    named = "MiB free|No space left"
-    saving = driver("disk full amid a checkpoint", place=f"{TRAIN}save", action=full, steps=0, named=named)
-    logging = driver("disk full at metrics.jsonl", place=metrics, action=full, steps=1, named="metrics.jsonl")
+    unsaved, unlogged = r"checkpoints/step_\d+: cannot be written \(\d+ MiB", "metrics.jsonl: cannot be written"
+    saving = driver("disk full amid a checkpoint", place=f"{TRAIN}save", action=full, steps=0, named=unsaved)
+    logging = driver("disk full at metrics.jsonl", place=metrics, action=full, steps=1, named=unlogged)
     deleted = Fault("checkpoints deleted while running", steps=25, deletes="checkpoints/step_*", noticed="")
     return (
         single("full-checkpoint", replace(saving, log="sft_train-0"), 3, full="run"),
-        single("full-metrics", logging, 3, full="run"),
+        Play("full-metrics", sft("save_steps=0"), (logging,), ((3,),), full="run"),  # a checkpoint needs space earlier
         single("deleted", deleted, 0, still="still-sft"),
     )
 
