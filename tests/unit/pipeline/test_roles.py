@@ -137,6 +137,24 @@ def test_a_schedule_spans_steps_times_updates_times_epochs(
     assert (shape.loss_agg_mode, shape.loss_scale) == ("seq-mean-token-sum-norm", 5)
 
 
+async def begun(found: Roles, config: Any) -> list[str]:
+    """Request the roles as a loop does, start them, and return the roles that were started."""
+    Group.log.clear()
+    found.actor_train("actor_train", config.actor_train, 1, 1.0)
+    found.actor_infer(config)
+    found.reference(config, 1.0)
+    found.rewards(config, {})
+    await found.start()
+    return sorted(Group.log)
+
+
+async def ended(found: Roles) -> list[str]:
+    """End the trainer's side, and return the roles that were ended."""
+    Group.log.clear()
+    await found.end_trainer_side()
+    return sorted(Group.log)
+
+
 def test_trainer_restart_keeps_engines_unless_unsettled(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,23 +166,10 @@ def test_trainer_restart_keeps_engines_unless_unsettled(
         async with AsyncExitStack() as stack:
             found = Roles(config, make_plan(config), ClusterSession(tmp_path, tmp_path, tmp_path), stack)
 
-            async def begin() -> list[str]:
-                """Request the roles as a loop does, start them, and return the roles that were started."""
-                Group.log.clear()
-                found.actor_train("actor_train", config.actor_train, 1, 1.0)
-                found.actor_infer(config)
-                found.reference(config, 1.0)
-                found.rewards(config, {})
-                await found.start()
-                return sorted(Group.log)
+            begin, end = partial(begun, found, config), partial(ended, found)
 
             async def settle(whole: bool) -> bool:
                 return whole
-
-            async def end() -> list[str]:
-                Group.log.clear()
-                await found.end_trainer_side()
-                return sorted(Group.log)
 
             assert not found.have_started
             engines, reward = ["actor_infer starts"], ["rewards.arithmetic starts"]
