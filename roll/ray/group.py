@@ -117,13 +117,17 @@ class WorkerGroup(Ranks[S]):
         finally:
             self._calls[method] -= 1
 
-    def preload(self, imports: Callable[[bool], None]) -> None:
+    def preload(self, imports: Callable[[bool], None], after: Sequence[object] = ()) -> list[object]:
         """Let every process import libraries ahead of `start`, which raises the error of an import.
 
-        `imports` gets whether the process has no GPU.
+        Args:
+            imports: gets whether the process has no GPU.
+            after: results of other groups' imports. These come first.
+
+        Returns:
+            Ray's references to the results.
         """
-        for actor in self._actors:
-            actor.preload.remote(imports)
+        return [actor.preload.remote(imports, *after) for actor in self._actors]
 
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
         """Build the strategy of every rank. The ranks rendezvous at rank 0's address.

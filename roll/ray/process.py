@@ -231,8 +231,11 @@ class Process:
         _use_own_temporary()
         announce("process started")
 
-    def preload(self, imports: Callable[[bool], None]) -> None:
-        """Import the strategy's libraries ahead of `build`. `imports` gets whether this process has no GPU."""
+    def preload(self, imports: Callable[[bool], None], *_: None) -> None:
+        """Import the strategy's libraries ahead of `build`. `imports` gets whether this process has no GPU.
+
+        Ray calls it once the results that it waits for are there, and does not call it if one of them is an error.
+        """
         announce(IMPORTING)
         imports(self._on_cpu)
 
@@ -291,7 +294,7 @@ class AsyncProcess(BatchedServer):
         _use_own_temporary()
         announce("process started")
 
-    async def preload(self, imports: Callable[[bool], None]) -> None:
+    async def preload(self, imports: Callable[[bool], None], *_: None) -> None:
         """See `Process`."""
         announce(IMPORTING)
         imports(self._on_cpu)

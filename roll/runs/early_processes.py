@@ -26,14 +26,22 @@ CUBLAS_WORKSPACE = ":4096:8"
 
 
 def early_groups(config: Config, plan: Plan, session: ClusterSession) -> dict[str, WorkerGroup[Any]]:
-    """Start the processes of all models, engines first, and return the groups by role."""
+    """Start the processes of all models, and return the groups by role.
+
+    The others import their libraries after the engines, which take longest to start: imports slow each other down, even
+    on hosts with many cores.
+    """
     roles = {name: role for name, role in model_roles(config).items() if name in plan.roles}
     engines = [name for name, role in roles.items() if isinstance(role.strategy_args.traits.memory, EngineMemory)]
     groups: dict[str, WorkerGroup[Any]] = {}
+    imported = list[object]()  # by the engines
     for name in sorted(roles, key=lambda name: name not in engines):
         role = roles[name]
-        groups[name] = new_group(config, plan, session, name, role.system_envs, is_trainer_side(name))
-        groups[name].preload(role.strategy_args.preload)
+        group = groups[name] = new_group(config, plan, session, name, role.system_envs, is_trainer_side(name))
+        if name in engines:
+            imported += group.preload(role.strategy_args.preload)
+        else:
+            group.preload(role.strategy_args.preload, imported)
     return groups
 
 

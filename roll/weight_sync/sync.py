@@ -154,6 +154,14 @@ class WeightSync:
             self._members, self.epoch = members, self.epoch + 1
 
     async def open_routes(self) -> None:
+        """Open the routes ahead of the first sync. If an engine dies meanwhile, the next sync opens them.
+
+        Raises:
+            WorkerLate: the trainer did not join a broadcast.
+        """
+        await self._is_whole(self._open_routes())
+
+    async def _open_routes(self) -> None:
         """Make trainer and engines prepare for their routes, once in an epoch. Broadcast members join their group."""
         if self._opened == self.epoch:
             return
@@ -189,16 +197,7 @@ class WeightSync:
         if not self._living:
             return []
         self.choose({number: self._members[number] for number in self._living})
-        try:
-            await self.open_routes()
-            await (self._push_adapter() if self._adapter else self._push_model())
-        except BroadcastCutOff as error:
-            await self._give_up_broadcast(str(error))
-            return []
-        except DidNotCome as error:
-            if TRAINER in error.late:
-                raise WorkerLate(TRAINER, 0, str(error)) from error
-            await self._give_up_broadcast(str(error))
+        if not await self._is_whole(self._send()):
             return []
         await self._each(lambda _, engine: engine.resume(policy_version))
         reported = await self._each(lambda _, engine: engine.policy_version())
@@ -209,6 +208,24 @@ class WeightSync:
                     f"{self._engines[number].name} is at policy version {version} after a sync to {policy_version}"
                 )
         return list(reported)
+
+    async def _send(self) -> None:
+        await self._open_routes()
+        await (self._push_adapter() if self._adapter else self._push_model())
+
+    async def _is_whole(self, work: Awaitable[None]) -> bool:
+        """Return whether no broadcast was cut off in this part of a sync. Otherwise, give up the engines."""
+        try:
+            await work
+        except BroadcastCutOff as error:
+            await self._give_up_broadcast(str(error))
+            return False
+        except DidNotCome as error:
+            if TRAINER in error.late:
+                raise WorkerLate(TRAINER, 0, str(error)) from error
+            await self._give_up_broadcast(str(error))
+            return False
+        return True
 
     @property
     def broadcasts(self) -> bool:

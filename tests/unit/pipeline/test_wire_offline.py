@@ -200,7 +200,7 @@ class Started(Exception):
 
 @pytest.fixture
 def start(run: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Return a function that starts a run in the folder of `run` as the command line does, until its roles would start."""
+    """Return a function that starts a run in the folder of `run` as the command line does, until roles would start."""
 
     def started(*_: Any) -> None:
         raise Started

@@ -349,6 +349,16 @@ def test_death_amid_broadcast_gives_up_the_others(tmp_path: Path, at: str, caplo
     assert asyncio.run(weight_sync.push(1)) == [0, 1] and len(sender.opened) == 2
 
 
+def test_death_before_first_sync_leaves_opening_to_it(tmp_path: Path) -> None:
+    weight_sync, sender, engines = sync(tmp_path, find=by_broadcast)
+    engines.dies_at = {1: "open"}
+    asyncio.run(weight_sync.open_routes())
+    assert [number for number, _ in engines.given_up] == [0] and len(sender.cut) == 1
+    engines.dies_at = {}
+    weight_sync.choose({0: 1, 1: 1})
+    assert asyncio.run(weight_sync.push(1)) == [0, 1] and len(sender.opened) == 2
+
+
 @pytest.mark.parametrize("at", ["pause", "w2", "resume"])
 def test_engine_missing_its_deadline_is_replaced(tmp_path: Path, at: str) -> None:
     weight_sync, _, engines = sync(tmp_path)
