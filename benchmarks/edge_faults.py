@@ -206,10 +206,11 @@ def terminals() -> tuple[Play, ...]:
 
 def infrastructure() -> tuple[Play, ...]:
     """Return the fine-tuning runs that lose a process of Ray."""
-    both = Hit(Kind.GCS, SIGKILL), Hit("sft_train-1", SIGKILL)
+    lost = "Ray: its process"
+    stop, kills = Hit(Kind.RAYLET, SIGSTOP), (Hit(Kind.GCS, SIGKILL), Hit("sft_train-1", SIGKILL))
     return (
-        single("raylet", driver("raylet stopped", Hit(Kind.RAYLET, SIGSTOP), named="raylet was stopped"), 3),
-        single("gcs", driver("GCS and rank 1 killed at once", *both, named="gcs_server"), 3),
+        single("raylet", driver("raylet stopped", stop, noticed=lost, named=rf"{lost} raylet .*\(SIGSTOP\)"), 3),
+        single("gcs", driver("GCS and rank 1 killed at once", *kills, noticed=lost, named=f"{lost} gcs_server"), 3),
     )
 
 
