@@ -5,6 +5,11 @@ Exit status: 0 done, 2 bad configuration or data, 3 a part failed, 130 interrupt
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first, because the imports take a second
+    from roll.system.early_signals import end_at_signals
+
+    end_at_signals()
+
 import os
 import shutil
 import sys

@@ -24,6 +24,7 @@ import os
 import pickle
 import resource
 import secrets
+import signal
 import socket
 import struct
 from abc import ABC, abstractmethod
@@ -220,6 +221,7 @@ def serve(descriptor: int, parent: int, load: Callable[[A], Served[Any]]) -> Non
     """
     die_with(parent)
     adopt_orphans()
+    outlive_sigterm()
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         with connection.makefile("rb") as incoming:
@@ -236,6 +238,16 @@ def serve(descriptor: int, parent: int, load: Callable[[A], Served[Any]]) -> Non
                 asyncio.run(_side_by_side(connection, served, assignment.timeout))
             else:
                 _in_turn(connection, incoming, served)
+
+
+def outlive_sigterm() -> None:
+    """Ignore SIGTERM, which may be sent to all processes of a run at once, but not in processes that user code starts.
+
+    Those get the default action, and not the mask that this process has inherited.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # a handler does not outlive exec, unlike SIG_IGN
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _in_turn(connection: socket.socket, incoming: Any, served: Served[Any]) -> None:

@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -23,20 +22,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import psutil
 import ray
-from ray import _raylet
-from ray._private import ray_constants, utils
+from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
 
 from roll.errors import ConfigError, Fault, RollError
 from roll.ray.placement import gpu_counts
+from roll.ray.signals import OF_ALL, blocked, handler_kept, shut_down
 from roll.system.event_loop import guarded
 from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
-from roll.system.orphans import is_alive, is_stopped
+from roll.system.orphans import end_users, is_alive, is_stopped
 from roll.system.own_folder import own_folder, ownerless
+from roll.system.survivors import survivors_ended
 
 LOOPBACK = "127.0.0.1"
 OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -196,9 +195,11 @@ def cluster(
     with ExitStack() as stack:
         scratch = stack.enter_context(own_folder(temporary()))
         shared = stack.enter_context(own_folder(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
-        leftovers = Leftovers(shared / f"ray{RECORD}")
+        leftovers, heads = Leftovers(shared / f"ray{RECORD}"), list[psutil.Process]()
         if not os.environ.get("RAY_ADDRESS"):
             stack.enter_context(own_token(scratch))
+            with blocked(OF_ALL):
+                stack.enter_context(survivors_ended(scratch))
         try:
             heads = _connect(scratch, gpus, leftovers)
             check_gpus(gpus, gpus_per_node)
@@ -207,8 +208,9 @@ def cluster(
             keep_ray_logs(scratch, logs, hide)
             raise
         finally:
-            ray.shutdown()
-            leftovers.remove(GRACE)
+            leftovers.record([head.pid for head in heads])  # they have started others since
+            shut_down()
+            leftovers.kill(GRACE)
 
 
 def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Process]:
@@ -222,50 +224,12 @@ def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Proc
             if os.environ.get("RAY_ADDRESS"):
                 join_cluster()
             else:
-                with hangups_blocked():
+                with blocked(OF_ALL):
                     start_cluster(scratch, gpus)
     finally:
         started = [process for process in psutil.Process().children() if process not in before]
         leftovers.record([process.pid for process in started])
     return [process for process in started if process.name() in HEADS]
-
-
-@contextmanager
-def handler_kept() -> Iterator[None]:
-    """A context in which Ray starts and the process keeps its handler of SIGTERM, also when Ray shuts down later.
-
-    Ray replaces the handler thrice. Its two handlers in Python end the process without its cleanup. That of its core
-    worker, in C++, ends it at once, and the end of the core worker leaves the default action, which does the same.
-    """
-    handler = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():  # then Ray installs none in Python
-        yield
-        return
-
-    class CoreWorker(_raylet.CoreWorker):  # pyright: ignore[reportAttributeAccessIssue]
-        def __init__(self, *_: object) -> None:
-            signal.signal(signal.SIGTERM, handler)
-
-        def shutdown_driver(self) -> None:
-            now = signal.getsignal(signal.SIGTERM)
-            super().shutdown_driver()
-            signal.signal(signal.SIGTERM, now)
-
-    with (
-        patch.object(_raylet, "CoreWorker", CoreWorker),
-        patch.object(utils, "set_sigterm_handler", lambda _: None),
-    ):
-        yield
-
-
-@contextmanager
-def hangups_blocked() -> Iterator[None]:
-    """A context whose new processes block SIGHUP, to survive a closed terminal until a checkpoint is written."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def temporary() -> Path:
@@ -370,9 +334,10 @@ def keep_ray_logs(scratch: Path, logs: Path, hide: Callable[[str], str]) -> None
 
 
 def _sweep() -> None:
-    """Remove the folders of earlier runs whose driver was killed before it removed them."""
+    """Remove what earlier runs left whose driver was killed: their processes and folders."""
     for parent in (temporary(), SHARED_MEMORY):
         for folder in ownerless(parent):
             for record in folder.glob(f"*{RECORD}"):
                 remove_recorded(record)
+            end_users(folder)
             shutil.rmtree(folder, ignore_errors=True)

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,7 @@ class Process:
         _see(devices)
         _find_programs()
         _use_own_temporary()
+        keep_signal_mask()
         announce("process started")
 
     def preload(self, imports: Callable[[bool], None], *_: None) -> None:
@@ -292,6 +294,7 @@ class AsyncProcess(BatchedServer):
         _see(devices)
         _find_programs()
         _use_own_temporary()
+        keep_signal_mask()
         announce("process started")
 
     async def preload(self, imports: Callable[[bool], None], *_: None) -> None:
@@ -390,6 +393,14 @@ def _use_own_temporary() -> None:
     """Use the default temporary folder on hosts without the run's, because compilers would fail there."""
     if not os.path.isdir(os.environ.get("TMPDIR", "")):
         os.environ.pop("TMPDIR", None)
+
+
+def keep_signal_mask() -> None:
+    """Let Python's `multiprocessing` not unblock SIGTERM, which this process blocks; see `roll.ray.signals`.
+
+    It blocks some signals while it starts its tracker of shared memory, and unblocks them whatever they were before.
+    """
+    resource_tracker._IGNORED_SIGNALS = ()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _find_programs() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from roll.system.orphans import is_alive
+
 SHARED_MEMORY = Path("/dev/shm")
 CLOCK_SLACK = 1.0
 """Largest error in seconds of a process's start time, which the kernel counts from the boot of the machine."""
@@ -45,8 +47,13 @@ class Leftovers:
                 self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
 
     def remove(self, seconds: float) -> None:
-        """Wait `seconds` at most for the processes, kill those left with their children, and unlink all files."""
-        _, alive = psutil.wait_procs(list(self._processes), timeout=seconds)
+        """Wait `seconds` at most for the processes, and then do the same as `kill`."""
+        psutil.wait_procs(list(self._processes), timeout=seconds)
+        self.kill(seconds)
+
+    def kill(self, seconds: float) -> None:
+        """Kill the processes with their children, wait `seconds` at most for their end, and unlink all files."""
+        alive = [process for process in self._processes if is_alive(process)]
         family = set(alive)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):

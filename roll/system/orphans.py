@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -75,32 +76,69 @@ def end_descendants() -> None:
 def end_marked(variable: str, value: str) -> None:
     """Kill all processes that were started with an environment variable of this value, and those of their sessions.
 
-    Unlike a process's place in the tree, its variables stay when its parents end. This process's own session is
-    excluded. Return when no such process is left, or after END_SECONDS.
+    The first of them must have led a new session. Unlike a process's place in the tree, its variables stay when its
+    parents end. Return when no such process is left, or after END_SECONDS.
     """
-    entry, deadline = f"{variable}={value}".encode(), time.monotonic() + END_SECONDS
-    while (left := _marked(entry)) and time.monotonic() < deadline:
+    entry = f"{variable}={value}".encode()
+
+    def found() -> set[int]:
+        sessions, marked = dict[int, int](), set[int]()
+        for pid in psutil.pids():
+            with suppress(OSError):  # it ended, or is another user's
+                sessions[pid] = os.getsid(pid)
+                if entry in _environment(pid):
+                    marked.add(pid)
+        within = {sessions[pid] for pid in marked} - {os.getsid(0)}
+        return marked | {pid for pid, session in sessions.items() if session in within}
+
+    _end_all(found)
+
+
+def end_users(folder: Path) -> None:
+    """Kill all processes that have a file in a private folder open for writing, or have a path there in a variable.
+
+    A process that changed its title, such as one of Ray's agents, has no readable variables. Return when no such
+    process is left, or after END_SECONDS.
+    """
+    there = f"{folder}/".encode()
+
+    def is_user(pid: int) -> bool:
+        with suppress(OSError):  # it ended, or is another user's
+            values = [entry.partition(b"=")[2] + b"/" for entry in _environment(pid)]
+            return any(path.startswith(there) for path in (*values, *_written(pid)))
+        return False
+
+    _end_all(lambda: set(filter(is_user, psutil.pids())))
+
+
+def _written(pid: int) -> Iterator[bytes]:
+    """Yield the paths of the files that a process has open for writing. Linux shows that in a descriptor's mode."""
+    for link in os.scandir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            if link.stat(follow_symlinks=False).st_mode & stat.S_IWUSR:
+                yield os.readlink(link.path).encode()
+
+
+def _environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def _end_all(find: Callable[[], set[int]]) -> None:
+    """Kill the processes that are found, except this one, until none is left."""
+    deadline = time.monotonic() + END_SECONDS
+    while (left := _alive(find() - {os.getpid()})) and time.monotonic() < deadline:
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=LOOK_SECONDS)
 
 
-def _marked(entry: bytes) -> list[psutil.Process]:
-    """Return the processes with this entry in their environment, and those of their sessions, without zombies."""
-    sessions, marked = dict[int, int](), set[int]()
-    for pid in psutil.pids():
-        with suppress(OSError):  # it ended, or is another user's
-            sessions[pid] = os.getsid(pid)
-            if entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                marked.add(pid)
-    within = {sessions[pid] for pid in marked} - {os.getsid(0)}
+def _alive(pids: Iterable[int]) -> list[psutil.Process]:
     found = list[psutil.Process]()
-    for pid, session in sessions.items():
-        if pid in marked or session in within:
-            with suppress(psutil.NoSuchProcess):
-                found.append(psutil.Process(pid))
-    return [process for process in found if is_alive(process)]
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return list(filter(is_alive, found))
 
 
 def is_alive(process: psutil.Process) -> bool:

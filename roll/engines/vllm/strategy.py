@@ -178,6 +178,8 @@ def tokens_in_flight(engine: AsyncLLM) -> int:
     return sum(state.prompt_len + (state.stats.num_generation_tokens if state.stats else 0) for state in states)
 
 
+AT_ONCE = 0.0
+"""Seconds after which vLLM kills a process that it has sent SIGTERM. Processes of a run block SIGTERM."""
 ADAPTER_ID = 1
 ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM supports (its `MaxLoRARanks` above 8). Other ranks are rounded up."""
@@ -398,7 +400,7 @@ class VllmGenerate:
             self._asleep = tuple(part for part in self._asleep if part not in waking)
 
     async def close(self) -> None:
-        self._engine.shutdown()
+        self._engine.shutdown(timeout=AT_ONCE)
         del self._engine
 
 
@@ -483,5 +485,5 @@ class VllmReward:
         self._may_score.set()
 
     async def close(self) -> None:
-        self._engine.shutdown()
+        self._engine.shutdown(timeout=AT_ONCE)
         del self._engine

@@ -250,6 +250,25 @@ def test_call_of_killed_or_stopped_child_is_repeated(marks: Path) -> None:
     ]
 
 
+OUTLIVES = """
+import os, signal, subprocess
+from roll.hosted.protocol import outlive_sigterm
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+outlive_sigterm()
+os.kill(os.getpid(), signal.SIGTERM)
+started = subprocess.run(["sh", "-c", "kill -TERM $$; echo alive"])
+if not (forked := os.fork()):
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+print(started.returncode, os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
+"""
+
+
+def test_sigterm_ends_only_what_user_code_starts() -> None:
+    done = subprocess.run([sys.executable, "-c", OUTLIVES], capture_output=True, text=True, timeout=limits.PROCESS)
+    assert done.stdout.split() == ["-15", "-15"], done.stderr
+
+
 def test_cancelled_group_leaves_no_result_behind(marks: Path) -> None:
     async def go() -> list[RewardResult]:
         async with process() as rewards:

@@ -105,6 +105,17 @@ def test_signal_at_any_phase_leaves_the_status(number: int, phase: str, status: 
     assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_amid_the_imports_ends_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "omegaconf.py").write_text(f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(3600)")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    words = [sys.executable, "-P", "-m", "roll.pipeline"]
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=limits.PROCESS
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     assert run_command(lambda: None) == 0

@@ -80,14 +80,14 @@ def test_a_start_that_is_cut_off_leaves_nothing(
 def test_ray_leaves_the_handler_of_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray installs handlers of its own when it starts, and the default action when it shuts down."""
     taken: list[int] = []
-    remove = cluster.Leftovers.remove
+    kill = cluster.Leftovers.kill
 
     def signalled(leftovers: cluster.Leftovers, seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        remove(leftovers, seconds)
+        kill(leftovers, seconds)
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster.Leftovers, "remove", signalled)
+    monkeypatch.setattr(cluster.Leftovers, "kill", signalled)
     before = signal.signal(signal.SIGTERM, lambda number, _: taken.append(number))
     try:
         with cluster.cluster(tmp_path, gpus=0, gpus_per_node=8):
@@ -96,6 +96,73 @@ def test_ray_leaves_the_handler_of_sigterm(tmp_path: Path, monkeypatch: pytest.M
     finally:
         signal.signal(signal.SIGTERM, before)
     assert taken == [signal.SIGTERM] * 2
+
+
+ALWAYS_SIGNALLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from roll.ray import cluster
+taken, ended = [], threading.Event()
+def send():
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    while not ended.wait(0.002):
+        os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.SIGTERM, lambda number, frame: taken.append(number))
+sending = threading.Thread(target=send)
+sending.start()
+with cluster.cluster(Path(sys.argv[1]), gpus=0, gpus_per_node=8):
+    pass
+ended.set()
+sending.join()
+print(len(taken))
+"""
+
+
+def test_signals_at_any_time_reach_the_own_handler(tmp_path: Path) -> None:
+    done = script(ALWAYS_SIGNALLED, tmp_path)
+    output, _ = done.communicate(timeout=limits.PROCESS)
+    assert done.returncode == 0 and int(output) > 100
+
+
+def script(code: str, folder: Path) -> subprocess.Popen[str]:
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", code, str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
+
+
+def test_a_signal_to_all_processes_ends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    others = set(psutil.Process().children(recursive=True))
+    with cluster.cluster(tmp_path, gpus=0, gpus_per_node=8):
+        own_pid = ray.remote(lambda: os.getpid())
+        pid = ray.get(own_pid.remote(), timeout=limits.CALL)
+        started = set(psutil.Process().children(recursive=True)) - others
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            for process in started:
+                process.send_signal(number)
+        assert ray.get(own_pid.remote(), timeout=limits.CALL)
+        assert pid in {process.pid for process in started} and all(is_running(process.pid) for process in started)
+    limits.until(lambda: not any(is_running(process.pid) for process in started), "all have ended", limits.END)
+
+
+HOLDS = """
+import os, sys, time
+from pathlib import Path
+import psutil
+from roll.ray import cluster
+with cluster.cluster(Path(sys.argv[1]), gpus=0, gpus_per_node=8):
+    print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
+    with script(HOLDS, tmp_path) as driver:
+        assert driver.stdout is not None
+        started = list(map(int, driver.stdout.readline().split()))
+        driver.kill()
+    assert len(started) > 4
+    limits.until(lambda: not any(map(is_running, started)), "all processes have ended", limits.END)
 
 
 def test_death_of_head_ends_work_as_cause(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from roll.ray.process import _find_programs, _use_own_temporary
+from tests import limits
 
 
 def test_tmpdir_missing_on_this_host_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +35,17 @@ def test_programs_beside_the_interpreter_are_found(tmp_path: Path, monkeypatch: 
     _find_programs()
     assert shutil.which(program.name) == str(program)
     assert os.environ["PATH"].endswith("/usr/bin:/bin")
+
+
+def test_shared_memory_does_not_unblock_sigterm() -> None:
+    code = """
+import signal
+from multiprocessing import resource_tracker
+from roll.ray.process import keep_signal_mask
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+keep_signal_mask()
+resource_tracker.ensure_running()
+print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limits.PROCESS)
+    assert done.stdout == "True\n", done.stderr
