@@ -35,9 +35,9 @@ COMPARISONS = (
         "in", ("f(2) in [E1]", "f(2) in (E1, E2)", "f(2) in {E1}", "f(2) in {E1: 1}", "E1 in f(2)", "f(2) in 'E1'")
     ),
     Comparison("not in", ("not (f(2) not in [E1])", "not (f(2) not in {E1, E2})", "not (E1 not in f(2))")),
-    Comparison("is", ("f(2) is True", "(f(2) == E1) is True", "type(f(2)) is float", "f(2) is None", "f(2) is E1")),
+    Comparison("is", ("f(2) is True", "(f(2) == E1) is True", "type(f(2)) is bool", "f(2) is None", "f(2) is E1")),
     Comparison(
-        "is not", ("not (f(2) is not True)", "f(2) is not None and f(2) == E1", "not (type(f(2)) is not float)")
+        "is not", ("not (f(2) is not True)", "f(2) is not None and f(2) == E1", "not (type(f(2)) is not bool)")
     ),
     Comparison(
         "abs",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from roll.types import Floats, Ints, Metrics, NumberedCompletions, Sampling, Sequences, TensorSpec, TrainBatch
-from roll.weight_sync.routes import Rendezvous, Route
+from roll.weight_sync.routes import MeetingPoint, Rendezvous, Route
 
 if TYPE_CHECKING:  # the driver builds `Rank` before it imports torch
     from torch import Tensor
@@ -42,6 +42,13 @@ class Rank:
     """Number of neighbouring ranks that work on the same micro-batches."""
     start_timeout: float = 900.0
     """Deadline for building the strategy, in seconds. The driver waits that long."""
+    meeting_file: str = ""
+    """File by which the ranks find each other, if all are on the driver's host; see `MeetingPoint`."""
+
+    @property
+    def meeting_point(self) -> MeetingPoint:
+        """Where the ranks of the role find each other."""
+        return MeetingPoint(self.master_address, self.master_port, self.meeting_file)
 
 
 @dataclass(frozen=True)

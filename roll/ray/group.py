@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from roll.ray.placement import WorkerPlacement, address_of
 from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process
 from roll.ray.role_signs import RankState, work_of
 from roll.system.leftovers import Leftovers
+from roll.weight_sync.routes import MeetingPoint
 
 S = TypeVar("S", covariant=True)
 C = TypeVar("C")
@@ -74,6 +76,7 @@ class WorkerGroup(Ranks[S]):
         """
         self.role, self.replica_size = role, replica_size
         self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
+        self._folder = record.parent
         self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
         self._earlier = [0] * len(placements)  # by rank, bytes of the log from earlier processes
         self._kind: Any = Process if blocking else AsyncProcess
@@ -138,7 +141,7 @@ class WorkerGroup(Ranks[S]):
         """
         self._settings, self._collective_timeout = settings, collective_timeout
         everyone = range(len(self))
-        self.device_name = (await self._build(everyone, await self.free_address(seconds), seconds))[0]
+        self.device_name = (await self._build(everyone, await self.meeting_point(everyone, seconds), seconds))[0]
         self._started = True
         LOG.info("%s has started, %d rank(s)", self.role, len(self))
         await self._record_processes(everyone)
@@ -161,22 +164,22 @@ class WorkerGroup(Ranks[S]):
         self._killed.pop(rank, None)
         await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
         self._leftovers[rank] = Leftovers(self._records[rank])
-        actor = self._actors[rank] = self._new_actor(rank)
+        self._actors[rank] = self._new_actor(rank)
         if self.callers:
             self.callers[rank] = self._new_caller(rank)
-        [meeting] = await self._gather([actor.free_address.remote()], "free_address", seconds, [rank])
-        await self._build([rank], meeting, seconds)
+        await self._build([rank], await self.meeting_point([rank], seconds), seconds)
         await self._record_processes([rank])
 
-    async def _build(self, ranks: Sequence[int], meeting: tuple[str, int], seconds: float) -> list[str | None]:
+    async def _build(self, ranks: Sequence[int], meeting: MeetingPoint, seconds: float) -> list[str | None]:
         """Build the strategies of some ranks. Return the names of their devices."""
         pids = await self._gather([self._actors[rank].pid.remote() for rank in ranks], "start", seconds, ranks)
         self._pids |= zip(ranks, pids, strict=True)
         refs = []
         for number in ranks:
             placement = self._placements[number]
-            place = (self.role, number, len(self), *meeting, placement.device)
-            rank = Rank(*place, self._collective_timeout, placement.devices, self.replica_size, seconds)
+            place = (self.role, number, len(self), meeting.address, meeting.port, placement.device)
+            settled = (self._collective_timeout, placement.devices, self.replica_size, seconds, meeting.file)
+            rank = Rank(*place, *settled)
             refs.append(self._actors[number].build.remote(self._settings, rank))
         building = asyncio.ensure_future(self._gather(refs, "start", seconds, ranks))
         try:
@@ -199,9 +202,15 @@ class WorkerGroup(Ranks[S]):
         """Return whether a rank runs on this host, so that it can use the run's local folders."""
         return is_own(self._placements[rank].node_id)
 
-    async def free_address(self, seconds: float) -> tuple[str, int]:
-        """Return the address of rank 0's host, and a port that is free there."""
-        return (await self._gather([self._actors[0].free_address.remote()], "free_address", seconds))[0]
+    async def meeting_point(self, ranks: Sequence[int], seconds: float, one_host: bool = True) -> MeetingPoint:
+        """Return where the given ranks, and others if they are on `one_host` with them, can form a process group.
+
+        Every call returns another one, because what an earlier attempt left there would mislead the next.
+        """
+        if one_host and all(self.is_here(rank) for rank in ranks):
+            return MeetingPoint(file=str(self._folder / f"{self.role}-{secrets.token_hex(8)}.store"))
+        first = [self._actors[ranks[0]].free_address.remote()]
+        return MeetingPoint(*(await self._gather(first, "free_address", seconds, [ranks[0]]))[0])
 
     async def run(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0

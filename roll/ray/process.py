@@ -410,5 +410,6 @@ def _find_programs() -> None:
 
 def _free_address() -> tuple[str, int]:
     with socket.socket() as probe:
-        probe.bind(("", 0))
-        return ray.util.get_node_ip_address(), probe.getsockname()[1]
+        address = ray.util.get_node_ip_address()
+        probe.bind((address, 0))
+        return address, probe.getsockname()[1]

@@ -27,7 +27,7 @@ from roll.ray.group import WorkerGroup
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket, cut_off
-from roll.weight_sync.routes import Rendezvous, SyncRoutes, Transport
+from roll.weight_sync.routes import MeetingPoint, Rendezvous, SyncRoutes, Transport
 from roll.weight_sync.transfer import BucketSender
 
 
@@ -225,9 +225,9 @@ class ActorTrain(Learner):
         results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)
 
-    async def free_address(self) -> tuple[str, int]:
-        """Return the address of rank 0's host and a free port there."""
-        return await self._group.free_address(self._sync_seconds)
+    async def meeting_point(self, one_host: bool) -> MeetingPoint:
+        """See `Sender`."""
+        return await self._group.meeting_point([0], self._sync_seconds, one_host)
 
     async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         """See `Sender`."""
@@ -242,7 +242,7 @@ class ActorTrain(Learner):
         try:
             await asyncio.to_thread(cut_off, rendezvous)
         except RuntimeError as error:  # rank 0 has died; the next call on it reports that
-            LOG.info("the broadcast at %s:%d could not be aborted: %s", rendezvous.address, rendezvous.port, error)
+            LOG.info("the broadcast at %s could not be aborted: %s", rendezvous.point, error)
 
     @property
     def _sending(self) -> Calls[BucketSender]:

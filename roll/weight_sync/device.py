@@ -24,6 +24,7 @@ from roll.errors import WeightSyncError
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import spec
 from roll.weight_sync.routes import Rendezvous
+from roll.weight_sync.store import open_store
 
 ALIGNMENT = 256
 """Alignment of the tensors in a buffer, in bytes."""
@@ -104,9 +105,7 @@ class Broadcast:
             WeightSyncError: a member died, and the broadcast was cut off.
         """
         limit = timedelta(seconds=rendezvous.seconds)
-        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            rendezvous.address, rendezvous.port, rendezvous.size, rank == 0, limit, wait_for_workers=False
-        )
+        store = open_store(rendezvous.point, rank == 0, rendezvous.seconds)
         meet(store, rank, rendezvous)
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
@@ -127,7 +126,7 @@ class Broadcast:
 
     def _watch(self, rendezvous: Rendezvous) -> None:
         """Abort the broadcast if a member has died. NCCL does not detect dead members; gloo does."""
-        store = _store(rendezvous, rendezvous.seconds)
+        store = open_store(rendezvous.point, False, rendezvous.seconds)
         while not self._left.wait(LOOK_EVERY):
             if store.check([CUT_OFF]):
                 self._group.abort()
@@ -172,13 +171,7 @@ def cut_off(rendezvous: Rendezvous) -> None:
     Raises:
         RuntimeError: the trainer's rank 0, which hosts the store, does not answer.
     """
-    _store(rendezvous, CUT_OFF_SECONDS).set(CUT_OFF, "")
-
-
-def _store(rendezvous: Rendezvous, seconds: float) -> Any:
-    """Return a new connection to a broadcast's store."""
-    limit = timedelta(seconds=seconds)
-    return dist.TCPStore(rendezvous.address, rendezvous.port, None, False, limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    open_store(rendezvous.point, False, CUT_OFF_SECONDS).set(CUT_OFF, "")
 
 
 class DeviceSender:

@@ -23,14 +23,32 @@ class Transport(StrEnum):
 
 
 @dataclass(frozen=True)
+class MeetingPoint:
+    """Where the members of a process group find each other: a file if all are on one host, else an address."""
+
+    address: str = ""
+    """The only address on which the first member's host listens. Empty if there is a file."""
+    port: int = 0
+    file: str = ""
+    """Path of a new file in a folder of the run that only its user can enter. Empty if there is an address."""
+
+
+@dataclass(frozen=True)
 class Rendezvous:
-    """The address at which the members of a broadcast meet. The trainer is rank 0."""
+    """The address or file by which the members of a broadcast meet. The trainer is rank 0."""
 
     address: str
     port: int
     size: int
     seconds: float
     """Timeout of the rendezvous and of every broadcast, in seconds."""
+    file: str = ""
+    """See `MeetingPoint`."""
+
+    @property
+    def point(self) -> MeetingPoint:
+        """Where the members meet."""
+        return MeetingPoint(self.address, self.port, self.file)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from roll.errors import ECHO_SECONDS, WeightSyncError, WorkerAbandoned, WorkerDi
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets
 from roll.weight_sync.device import SLOTS, DeviceBucket
-from roll.weight_sync.routes import Rendezvous, Route, SyncRoutes
+from roll.weight_sync.routes import MeetingPoint, Rendezvous, Route, SyncRoutes
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ TRAINER = "actor_train"
 class Sender(Protocol):
     """The sync's interface to the trainer."""
 
-    async def free_address(self) -> tuple[str, int]:
-        """Return an address and a free port for the rendezvous of a broadcast."""
+    async def meeting_point(self, one_host: bool) -> MeetingPoint:
+        """Return where the members of a broadcast meet. `one_host`: all are on the host of the trainer's rank 0."""
         ...
 
     async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
@@ -171,8 +171,11 @@ class WeightSync:
         else:
             rendezvous = self._rendezvous = None
             if routes.broadcast_size:
-                address, port = await self._sender.free_address()
-                rendezvous = self._rendezvous = Rendezvous(address, port, routes.broadcast_size, self._seconds)
+                one_host = all(route.same_host for route in routes.to.values())
+                point = await self._sender.meeting_point(one_host)
+                rendezvous = self._rendezvous = Rendezvous(
+                    point.address, point.port, routes.broadcast_size, self._seconds, point.file
+                )
             opening = self._calls(
                 lambda number, engine: engine.open_route(routes.to[number], rendezvous), rendezvous is not None
             )

@@ -30,6 +30,7 @@ from roll.models.load import load_causal_model
 from roll.models.packed import PackedPolicy
 from roll.training.actor_train import merge
 from roll.types import TrainBatch
+from roll.weight_sync.store import open_store
 from tests import limits
 from tests.engines.plain import PlainUpdate, plain_updates
 from tests.engines.ranks import run_ranks
@@ -167,7 +168,7 @@ def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
     from roll.training.deepspeed import tensor as deepspeed_tensor
 
     rendezvous = {
-        "init_method": f"tcp://{rank.master_address}:{rank.master_port}",
+        "store": open_store(rank.meeting_point, rank.rank == 0, rank.timeout),
         "rank": rank.rank,
         "world_size": rank.world_size,
     }

@@ -8,9 +8,11 @@ update. The host waits for the device only after a skipped update and at the end
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +49,40 @@ class _Seen:
     samples: tuple[int, ...]
     names: tuple[str, ...]
     values: Tensor
+
+
+def exchange(found: Culprit | None, device: str) -> list[Culprit | None]:
+    """Return every rank's `found`. Collective.
+
+    It travels as JSON: torch's exchange of objects unpickles what arrives, and so could execute it.
+
+    Raises:
+        ValueError: a rank sent something else.
+    """
+    text = json.dumps(None if found is None else astuple(found)).encode()
+    sizes = gathered(torch.tensor([len(text)], device=device))
+    longest = max(int(size) for size in sizes)
+    texts = gathered(torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=device))
+    return [read_culprit(json.loads(bytes(row.tolist()))) for row in texts]
+
+
+def gathered(own: Tensor) -> list[Tensor]:
+    """Return the tensors of all ranks, which have the same shape. Collective."""
+    everyone = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(everyone, own)
+    return everyone
+
+
+def read_culprit(parts: Any) -> Culprit | None:
+    """Build the culprit that another rank sent. Raises ValueError if it sent none."""
+    match parts:
+        case None:
+            return None
+        case [int() as micro_batch, int() as rank, str() as what, list() as samples] if all(
+            isinstance(sample, int) for sample in samples
+        ):
+            return Culprit(micro_batch, rank, what, tuple(samples))
+    raise ValueError("a rank sent no description of a value that is not finite")
 
 
 class FiniteWatch:
@@ -114,9 +150,7 @@ class FiniteWatch:
         found = self._first_here(seen)
         if self._rank.world_size == 1:
             return found
-        everyone: list[Culprit | None] = [None] * self._rank.world_size
-        torch.distributed.all_gather_object(everyone, found)
-        return min((each for each in everyone if each is not None), default=None)
+        return min((each for each in exchange(found, self._rank.device) if each is not None), default=None)
 
     def _first_here(self, seen: Sequence[_Seen]) -> Culprit | None:
         for number, each in enumerate(seen):

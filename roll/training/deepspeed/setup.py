@@ -33,6 +33,7 @@ from roll.system.own_folder import own_folder, remove_ownerless
 from roll.system.signs import announce
 from roll.training.deepspeed.extension_locks import turn_to_compile
 from roll.training.deepspeed.settings import DeepSpeedConfig
+from roll.weight_sync.store import open_store
 
 
 @contextmanager
@@ -340,17 +341,17 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def join_process_group(rank: Rank) -> None:
-    """Join the role's process group. Its collectives have a timeout of `rank.timeout` seconds."""
+    """Join the role's process group, at first. Its collectives have a timeout of `rank.timeout` seconds."""
     if rank.device == "cuda":
         torch.cuda.set_device(0)
+    timeout = timedelta(seconds=rank.timeout)
+    if not torch.distributed.is_initialized():
+        store = open_store(rank.meeting_point, rank.rank == 0, rank.timeout)
+        torch.distributed.init_process_group(
+            BACKENDS[rank.device], timeout=timeout, store=store, rank=rank.rank, world_size=rank.world_size
+        )
     deepspeed.init_distributed(
-        dist_backend=BACKENDS[rank.device],
-        auto_mpi_discovery=False,
-        verbose=False,
-        timeout=timedelta(seconds=rank.timeout),
-        init_method=f"tcp://{rank.master_address}:{rank.master_port}",
-        rank=rank.rank,
-        world_size=rank.world_size,
+        dist_backend=BACKENDS[rank.device], auto_mpi_discovery=False, verbose=False, timeout=timeout
     )
 
 

@@ -18,7 +18,7 @@ from roll.runs.device_phases import DevicePhases
 from roll.runs.rlvr.engine_sync import EngineSync
 from roll.types import Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
-from roll.weight_sync.routes import Rendezvous, Route, SyncRoutes, Transport
+from roll.weight_sync.routes import MeetingPoint, Rendezvous, Route, SyncRoutes, Transport
 from roll.weight_sync.sync import WeightSync
 from tests import limits
 from tests.streams import whole
@@ -35,8 +35,8 @@ class Trainer:
         self.group, self.level = group, Residency.WHOLE
         self.sent, self.dies = 0, False
 
-    async def free_address(self) -> tuple[str, int]:
-        return "here", 1
+    async def meeting_point(self, one_host: bool) -> MeetingPoint:
+        return MeetingPoint("here", 1)
 
     async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         pass

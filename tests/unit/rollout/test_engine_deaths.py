@@ -21,7 +21,7 @@ from roll.runs.device_phases import DevicePhases
 from roll.runs.rlvr.engine_sync import EngineSync
 from roll.types import Prompt, RewardResult, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
-from roll.weight_sync.routes import Rendezvous, Route, SyncRoutes, Transport
+from roll.weight_sync.routes import MeetingPoint, Rendezvous, Route, SyncRoutes, Transport
 from roll.weight_sync.sync import WeightSync
 from tests import limits
 from tests.tiers import each
@@ -36,8 +36,8 @@ STEPS, BATCH, SAMPLES, SEED = 4, 3, 2, 7
 class Trainer:
     """Sends an adapter without a delay."""
 
-    async def free_address(self) -> tuple[str, int]:
-        return "here", 1
+    async def meeting_point(self, one_host: bool) -> MeetingPoint:
+        return MeetingPoint("here", 1)
 
     async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         self.routes = routes

@@ -16,7 +16,7 @@ from roll.types import TensorSpec
 from roll.weight_sync import sync as weight_sync_module
 from roll.weight_sync.bucket import Adapter, Bucket, read_bucket, spec, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Rendezvous, Route, SyncRoutes, Transport
+from roll.weight_sync.routes import MeetingPoint, Rendezvous, Route, SyncRoutes, Transport
 from roll.weight_sync.sync import WeightSync, gather_named
 from tests import limits
 
@@ -33,8 +33,8 @@ class FakeSender:
         self.weights = {f"w{number}": torch.full((4,), float(number)) for number in range(5)}
         self.lora = {"lora": torch.ones(2)}
 
-    async def free_address(self) -> tuple[str, int]:
-        return "here", 1000 + len(self.opened)
+    async def meeting_point(self, one_host: bool) -> MeetingPoint:
+        return MeetingPoint("here", 1000 + len(self.opened))
 
     async def open_routes(self, routes: SyncRoutes, rendezvous: Rendezvous | None) -> None:
         self.opened.append((routes, rendezvous))

@@ -136,10 +136,10 @@ class MirrorClass(type):
         cls._link.request("set", cls, name, value)
 
     def __iter__(cls) -> Any:
-        return iter(cls._link.request("operate", "__iter__", cls))
+        return _items(cls)
 
     def __len__(cls) -> int:
-        return cls._link.request("operate", "__len__", cls)
+        return _length(cls)
 
     def __getitem__(cls, key: Any) -> Any:
         return cls._link.request("operate", "__getitem__", cls, key)
@@ -260,7 +260,8 @@ def _length(self: Any) -> int:
     acts, length = self.__dict__.get("_length", (-1, 0))
     if acts != self._link.acts:
         length = self._link.request("operate", "__len__", self)
-        object.__setattr__(self, "_length", (self._link.acts, length))
+        keep = type.__setattr__ if isinstance(self, type) else object.__setattr__
+        keep(self, "_length", (self._link.acts, length))
     return length
 
 
@@ -269,7 +270,10 @@ def _items(self: Any) -> Iterator[Any]:
 
     Without items, it would pass every test of all its items.
     """
-    length, empty = len(self), True
+    try:
+        length, empty = len(self), True
+    except TypeError:  # a class, which may have no length
+        length, empty = 0, True
     for item in self._link.request("operate", "__iter__", self):
         yield item
         empty = False
