@@ -146,6 +146,11 @@ class WorkerGroup(Ranks[S]):
         LOG.info("%s has started, %d rank(s)", self.role, len(self))
         await self._record_processes(everyone)
 
+    async def kill_rank(self, rank: int) -> None:
+        """Kill one rank's process, so that its unanswered calls fail. `replace` starts another. Idempotent."""
+        await self._record_processes([rank])
+        ray.kill(self._actors[rank], no_restart=True)
+
     async def replace(self, rank: int, seconds: float) -> None:
         """Kill one rank's process and its children, and build the same strategy in a new process at the same placement.
 
@@ -158,8 +163,7 @@ class WorkerGroup(Ranks[S]):
         """
         assert self._started and not self._stopped, f"{self.role} is not running"
         self._built.discard(rank)
-        await self._record_processes([rank])
-        ray.kill(self._actors[rank], no_restart=True)
+        await self.kill_rank(rank)
         self._pids.pop(rank, None)
         self._killed.pop(rank, None)
         await asyncio.to_thread(self._leftovers[rank].remove, GRACE)

@@ -97,6 +97,9 @@ class Engines(Ranks[GenerateStrategy]):
             ids = np.array([own, engine, process], np.int32)
             yield [(number, Completion(ids, None, np.full(3, version or 0, np.int32), FinishReason.STOP, str(own)))]
 
+    async def kill_rank(self, engine: int) -> None:
+        self.kill(engine)
+
     async def replace(self, engine: int, seconds: float) -> None:
         self.kill(engine)
         await asyncio.sleep(self.start_seconds())
