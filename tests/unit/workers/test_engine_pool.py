@@ -17,10 +17,13 @@ from roll.errors import DataError, EngineShortage, Fault, RollError, WorkerDied,
 from roll.ray.device_sharing import Residency
 from roll.rewards.judges.reward_models import JudgeEngines
 from roll.types import Completion, Sampling
+from roll.weight_sync.bucket import Bucket
 from tests import limits
 from tests.streams import whole
 from tests.unit.rollout.simulated import VirtualTime
 from tests.unit.workers.engines import Engines
+
+BUCKET = Bucket("bucket", (), "")
 
 PROMPT = np.array([7, 8], np.int32)
 Scenario = Callable[[Engines, ActorInfer], Coroutine[Any, Any, None]]
@@ -345,6 +348,20 @@ def test_restart_waits_for_sync_and_free_devices() -> None:
         assert group.processes == [1, 1], "another role may be on the device together with the weights"
         await engines.onload(Residency.WHOLE)
         await engines.pool.until(lambda: 1 in engines.pool.stale)
+
+    run(scenario, Engines(2))
+
+
+def test_death_amid_sync_fails_calls_of_the_sync() -> None:
+    async def scenario(group: Engines, engines: ActorInfer) -> None:
+        group.slow = {"load_bucket": limits.RUN}  # vLLM never answers a call once its own process has died
+        with engines.pool.in_sync():
+            loading = asyncio.ensure_future(engines.pool.one(0, limits.RUN, GenerateStrategy.load_bucket, BUCKET))
+            await asyncio.sleep(1)
+            engines.pool.report_dead(0, "vLLM's engine process died")
+            await asyncio.sleep(1)
+            assert loading.done() and isinstance(loading.exception(), WorkerDied)
+            assert group.processes == [0, 0], "the restart itself waits for the end of the sync"
 
     run(scenario, Engines(2))
 
