@@ -503,7 +503,7 @@ class EnginePool:
 
     async def _restart(self, engine: int, cause: str) -> None:
         try:
-            # A sync holds back restarts, and would wait for calls that vLLM never answers once its own process has died.
+            # A sync holds back restarts, and would wait for calls that vLLM no longer answers without its own process.
             await self._group.kill_rank(engine)
             while self._health.state(engine) is EngineState.DEAD:
                 await self._may_restart.wait()
