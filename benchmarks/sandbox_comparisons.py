@@ -36,9 +36,7 @@ COMPARISONS = (
     ),
     Comparison("not in", ("not (f(2) not in [E1])", "not (f(2) not in {E1, E2})", "not (E1 not in f(2))")),
     Comparison("is", ("f(2) is True", "(f(2) == E1) is True", "type(f(2)) is bool", "f(2) is None", "f(2) is E1")),
-    Comparison(
-        "is not", ("not (f(2) is not True)", "f(2) is not None and f(2) == E1", "not (type(f(2)) is not bool)")
-    ),
+    Comparison("is not", ("not (f(2) is not True)", "f(2) is not None and f(2) == E1", "not (type(f(2)) is not bool)")),
     Comparison(
         "abs",
         (

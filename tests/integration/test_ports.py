@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,6 @@ from tests import limits
 from tests.integration.conftest import ROOT, SMALL, TINY, World
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
-
-LOOK_EVERY = 0.2
 
 
 def allowed() -> dict[str, set[str]]:
@@ -53,13 +50,15 @@ def test_a_run_listens_as_the_table_says(world: World) -> None:
     table, found = allowed(), set[tuple[str, str]]()
     words = ("--config-name", "tiny/tiny_rlvr_lora_zero3", "pretrain=output/tiny/model", "max_steps=2", *SMALL)
     run = world.start(*[word for word in words if "validation" not in word])
-    end = time.monotonic() + limits.RUN
     with (world.folder / "said").open("w") as said:
         assert run.stdout is not None
         copying = subprocess.Popen(["cat"], stdin=run.stdout, stdout=said)
-        while run.poll() is None and time.monotonic() < end:
+
+        def is_over() -> bool:
             found.update(sockets(run.pid))
-            time.sleep(LOOK_EVERY)
+            return run.poll() is not None
+
+        limits.until(is_over, "the run ends", limits.RUN)
     copying.wait(limits.CALL)
     assert run.wait(limits.CALL) == 0, (world.folder / "said").read_text()
     assert any("ray::" in command for command, _ in found) and any("raylet" in command for command, _ in found)

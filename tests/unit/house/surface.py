@@ -86,6 +86,11 @@ DECLARED = {
             "tokenization_kwargs=None, reasoning_ended=None) -> AsyncGenerator[PoolingRequestOutput, None]"
         ),
         "AsyncLLM.errored": "(self) -> bool",
+        "AsyncLLM.engine_core": (
+            "EngineCoreClient.make_async_mp_client(vllm_config=vllm_config, executor_class=executor_class, "
+            "log_stats=self.log_stats, client_addresses=client_addresses, client_count=client_count, "
+            "client_index=client_index, renderer=renderer)"
+        ),
         "AsyncLLM.pause_generation": "async (self, *, mode='abort', clear_cache=True)",
         "AsyncLLM.resume_generation": "async (self)",
         "AsyncLLM.reset_prefix_cache": "async (self, reset_running_requests=False, reset_connector=False) -> bool",
