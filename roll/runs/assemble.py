@@ -166,7 +166,8 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
                 "use the same files, columns, template, lengths and data_split as before",
             )
             steps = last_step(config, plan, prepared)
-            if _was_finished(config, checkpointer, steps, changed):
+            if was_finished := _finished_before(config, checkpointer, steps, changed):
+                stack.callback(print, was_finished, flush=True)  # the last line, after those of Ray's end
                 return
             if prepared.rows is not None:
                 print(f"{prepared.rows} rows, {plan.batch.sequences_per_step} per step: {steps} steps", flush=True)
@@ -214,24 +215,23 @@ def _changed(config: Config, checkpointer: Checkpointer) -> list[Change]:
     return changed or []
 
 
-def _was_finished(config: Config, checkpointer: Checkpointer, steps: int, changed: Sequence[Change]) -> bool:
-    """Return whether an earlier run completed all steps. If so, print that. The run folder is not changed."""
-    finished = checkpointer.is_finished(steps)
+def _finished_before(config: Config, checkpointer: Checkpointer, steps: int, changed: Sequence[Change]) -> str:
+    """Return what to say if an earlier run completed all steps, otherwise "". The run folder is not changed."""
+    if not checkpointer.is_finished(steps):
+        return ""
     reached = checkpointer.resumed_step or 0
-    if finished and any(one.is_of_experiment for one in changed):
+    if any(one.is_of_experiment for one in changed):
         keys = ", ".join(one.key for one in changed if one.is_of_experiment)
-        print(
+        return (
             f"{config.output_dir} has completed {reached} steps with other values of {keys}; raise max_steps to train "
             f"with the new ones"
         )
-    elif finished and reached > steps:
-        print(
+    if reached > steps:
+        return (
             f"{config.output_dir} has completed {reached} steps, more than max_steps, which is {steps}; nothing is "
             f"trained"
         )
-    elif finished:
-        print(f"{config.exp_name} has already completed its {steps} steps; its run folder is {config.output_dir}")
-    return finished
+    return f"{config.exp_name} has already completed its {steps} steps; its run folder is {config.output_dir}"
 
 
 def _say_resumed(checkpointer: Checkpointer, changed: Sequence[Change]) -> None:

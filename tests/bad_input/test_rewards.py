@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -234,9 +235,11 @@ def test_reward_that_rejects_rows_ends_run_before_start(
     problem: str,
 ) -> None:
     def started(*_: object) -> None:
-        pytest.fail("the cluster was started")
+        pytest.fail("the roles were started")
 
-    monkeypatch.setattr("roll.runs.assemble.cluster", started)
+    monkeypatch.setattr("roll.runs.assemble.cluster", lambda *_: nullcontext())
+    monkeypatch.setattr("roll.runs.assemble.early_groups", lambda *_: {})
+    monkeypatch.setattr("roll.runs.assemble.run_in_loop", started)
     monkeypatch.syspath_prepend(folder)
     (file := folder / "own_rewards.py").write_text(OWN)
     (folder / "train.jsonl").write_text(json.dumps({"prompt": "1+1=", "tag": "math_rule", "solution_": "2"}) + "\n")

@@ -133,8 +133,9 @@ def no_process_is_left() -> Iterator[None]:
 
 
 def lives_with_python(process: psutil.Process) -> bool:
-    """Return whether this is multiprocessing's resource tracker, which ends only when Python does."""
+    """Return whether this is multiprocessing's resource tracker or fork server, which end only when Python does."""
     try:
-        return "resource_tracker" in " ".join(process.cmdline())
+        command = " ".join(process.cmdline())
+        return "multiprocessing.resource_tracker" in command or "multiprocessing.forkserver" in command
     except psutil.NoSuchProcess:
         return False

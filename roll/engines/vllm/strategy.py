@@ -183,6 +183,8 @@ AT_ONCE = 0.0
 ADAPTER_ID = 1
 ADAPTER_RANKS = (16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM supports (its `MaxLoRARanks` above 8). Other ranks are rounded up."""
+LOOK_EVERY = 1.0
+"""Seconds between two checks whether the engine's process lives, while a step of a weight update runs."""
 ASLEEP = ("weights", "kv_cache")
 """Names of the parts of memory that vLLM frees in sleep and restores on wake-up (its `SLEEP_TAGS`)."""
 
@@ -306,7 +308,7 @@ class VllmGenerate:
             self._is_paused = True
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
-        await _finished(
+        await self._finished(
             self._engine.init_weight_transfer_engine(
                 WeightTransferInitRequest(init_info=route_as_plain(route, rendezvous))
             )
@@ -315,14 +317,16 @@ class VllmGenerate:
     async def load_bucket(self, bucket: Bucket | DeviceBucket) -> None:
         async with self._updating:
             if not self._update_is_open:
-                await _finished(self._engine.start_weight_update())
+                await self._finished(self._engine.start_weight_update())
                 self._update_is_open = True
             request = WeightTransferUpdateRequest(update_info=bucket_as_plain(bucket))
-            await _finished(self._engine.update_weights(request))
+            await self._finished(self._engine.update_weights(request))
 
     async def load_adapter(self, adapter: Adapter) -> None:
         with adapter.folder() as folder:
-            await _finished(self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True)))
+            await self._finished(
+                self._engine.add_lora(LoRARequest("policy", ADAPTER_ID, str(folder), load_inplace=True))
+            )
             if ADAPTER_ID not in await self._engine.list_loras():
                 raise WeightSyncError("vLLM accepted the adapter but does not list it")
             # Without load_inplace, requests use the loaded adapter and do not load it again.
@@ -331,7 +335,7 @@ class VllmGenerate:
     async def resume(self, policy_version: int) -> None:
         async with self._updating:
             if self._update_is_open:
-                await _finished(self._engine.finish_weight_update())
+                await self._finished(self._engine.finish_weight_update())
                 self._update_is_open = False
                 self._discarded_weights = False
         self._version, self._syncs = policy_version, self._syncs + 1
@@ -347,8 +351,8 @@ class VllmGenerate:
         async with self._updating:
             if not self._update_is_open:
                 return
-            await _finished(self._engine.update_weights(WeightTransferUpdateRequest(update_info=ABANDONED)))
-            await _finished(self._engine.finish_weight_update())
+            await self._finished(self._engine.update_weights(WeightTransferUpdateRequest(update_info=ABANDONED)))
+            await self._finished(self._engine.finish_weight_update())
             self._update_is_open = False
 
     async def policy_version(self) -> int:
@@ -399,6 +403,24 @@ class VllmGenerate:
             await self._engine.wake_up(tags=waking)
             self._asleep = tuple(part for part in self._asleep if part not in waking)
 
+    async def _finished(self, step: Awaitable[object]) -> None:
+        """Wait for a step of a weight update. vLLM never answers it if the engine's process dies meanwhile.
+
+        Raises:
+            WeightSyncError: the process died, or vLLM raised the plain `Exception` of its workers.
+        """
+        waiting = asyncio.ensure_future(step)
+        try:
+            while not (await asyncio.wait({waiting}, timeout=LOOK_EVERY))[0]:
+                if self._engine.errored:
+                    raise WeightSyncError("vLLM's engine process died during a weight update")
+            try:
+                waiting.result()
+            except Exception as error:
+                raise WeightSyncError(f"vLLM failed to load the weights: {error}") from error
+        finally:
+            waiting.cancel()
+
     async def close(self) -> None:
         self._engine.shutdown(timeout=AT_ONCE)
         del self._engine
@@ -427,14 +449,6 @@ def _signal_of_death(engine: AsyncLLM) -> str:
     started = getattr(getattr(engine.engine_core, "resources", None), "engine_manager", None)
     codes = [process.exitcode or 0 for process in getattr(started, "processes", ())]
     return next((f" of {signal.Signals(-code).name}" for code in codes if code < 0), "")
-
-
-async def _finished(step: Awaitable[object]) -> None:
-    """Wait for a step of a weight update. Raises WeightSyncError for vLLM's plain `Exception` of its workers."""
-    try:
-        await step
-    except Exception as error:
-        raise WeightSyncError(f"vLLM failed to load the weights: {error}") from error
 
 
 class VllmReward:

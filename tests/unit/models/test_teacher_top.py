@@ -173,6 +173,7 @@ def test_teacher_sends_top_k_of_its_logits(tiny_model: Path) -> None:
     with torch.no_grad():
         log_probs, token_ids = top.decode(teacher(packed_inputs(sequences, "cpu"))[0])
     p = (logits / HEAT).softmax(-1)
-    assert torch.equal(token_ids, p.topk(8).indices)
     best = p.topk(8).values
+    # Tokens that are as likely in fp32 may be in another order.
+    assert torch.allclose(p.gather(-1, token_ids), best, rtol=1e-5, atol=0)
     assert torch.allclose(log_probs.double(), torch.cat([best, 1 - best.sum(-1, keepdim=True)], -1).log(), atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,10 @@ def test_an_answer_travels_whole() -> None:
     ]
     answer = read_reply(answer_message(7, (1 << 64) - 1, results, "module.name")[8:])
     assert (answer.number, answer.seal) == (7, (1 << 64) - 1)
-    assert read_results(answer, ["", "four", ""]) == (results, "module.name")
+    received, rest = read_results(answer, ["", "four", ""])
+    assert rest == "module.name" and received[1] == results[1]
+    assert received[0] == replace(results[0], parts={"\ufffd": 1e-300}, note="\x00ä\ufffd")
+    assert received[2] == replace(results[2], trace="  File 'x'\n\ufffd")
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,17 @@ def test_closed_terminal_is_no_longer_written_to(tmp_path: Path) -> None:
     assert "saved: here" in (tmp_path / "log").read_text()
 
 
+def heeds_signals() -> None:
+    """Undo that a shell's background jobs ignore SIGINT."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("phase", "status"), [("work", 130), ("cleanup", 130), ("exit", 0)])
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_at_any_phase_leaves_the_status(number: int, phase: str, status: int) -> None:
     words = [sys.executable, "-c", SIGNALLED, str(int(number)), phase]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=limits.PROCESS)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=limits.PROCESS, preexec_fn=heeds_signals)
     assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
 
 
@@ -111,7 +117,12 @@ def test_signal_amid_the_imports_ends_the_command(number: signal.Signals, tmp_pa
     paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     words = [sys.executable, "-P", "-m", "roll.pipeline"]
     done = subprocess.run(
-        words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=limits.PROCESS
+        words,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=limits.PROCESS,
+        preexec_fn=heeds_signals,
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
