@@ -104,8 +104,7 @@ class Restarts:
         Raises:
             WorkerFailed: the failure, because a restart would not help. Its process raised an exception (such as bad
                 input or memory that ran out), its role is not on the trainer's side, the same step failed before, or
-                there were already
-                    `most` restarts.
+                there were already `most` restarts.
         """
         is_loss = isinstance(failure, WorkerDied | WorkerLate | WorkerAbandoned) and (
             step is None or is_trainer_side(failure.role)

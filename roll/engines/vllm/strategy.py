@@ -404,7 +404,7 @@ class VllmGenerate:
             self._asleep = tuple(part for part in self._asleep if part not in waking)
 
     async def _finished(self, step: Awaitable[object]) -> None:
-        """Wait for a step of a weight update. vLLM never answers it if the engine's process dies meanwhile.
+        """Wait for a step of a weight update. If the engine's process dies meanwhile, vLLM never answers.
 
         Raises:
             WeightSyncError: the process died, or vLLM raised the plain `Exception` of its workers.
