@@ -1,7 +1,7 @@
 """Binds the process that imports this module to its parent. Only the fork server of `fork_server.py` imports it.
 
-The only own code that a fork server runs is that of the modules that it imports. Without this, it would outlive a killed
-parent for as long as a process that it forked lives.
+The only own code that a fork server runs is that of the modules that it imports. Without this, it would outlive a
+killed parent for as long as a process that it forked lives.
 """
 
 import os
