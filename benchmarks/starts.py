@@ -1,9 +1,10 @@
 """Measures how long a run takes until its first step, beside the start of vLLM alone.
 
-    python benchmarks/starts.py [--repeat 5] [--folder FOLDER] [--keep] [--json FILE] [--no-engine] -- ARGUMENTS
+    python benchmarks/starts.py [--repeat 5] [--folder FOLDER] [--json FILE] [--engine ARGUMENTS] -- ARGUMENTS
 
 `ARGUMENTS` are those of `python -m roll.pipeline`, with an experiment that generates with vLLM. Each repetition runs
-the experiment for one step with a new run folder, and `LLM(...)` with the arguments of its engine. Every line of the
+the experiment with a new run folder, for two steps, because the last step may be validated, and `LLM(...)` with the
+arguments of its engine. Every line of the
 run's logs gets the time at which it appeared, so that the table shows when each process entered each stage. Caches of
 compilers are warm from the second repetition on; the first one is stated separately.
 """
@@ -111,7 +112,7 @@ def main() -> int:
     for number in range(options.repeat):
         folder = options.folder.absolute() / f"run-{number}"
         shutil.rmtree(folder, ignore_errors=True)
-        words = [*options.words, f"output_dir={folder}", "max_steps=1", "save_at_end=false"]
+        words = [*options.words, f"output_dir={folder}", "max_steps=2", "save_at_end=false"]
         runs.append(follow([sys.executable, "-m", "roll.pipeline", *words], folder, options.folder / f"{number}.txt"))
         if options.engine:
             alone.append(engine_alone(json.loads(options.engine), options.folder / f"{number}-alone.txt"))

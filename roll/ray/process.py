@@ -32,6 +32,7 @@ from roll.backend_settings import Settings
 from roll.config.derived.devices import visible_devices
 from roll.errors import EngineShortage, RollError, WorkerFailed
 from roll.ray.batching import BatchedServer, portable
+from roll.system.imports import importing
 from roll.system.signs import announce
 from roll.system.step_memory import collect_rarely
 
@@ -239,7 +240,8 @@ class Process:
         Ray calls it once the results that it waits for are there, and does not call it if one of them is an error.
         """
         announce(IMPORTING)
-        imports(self._on_cpu)
+        with importing():
+            imports(self._on_cpu)
 
     def free_address(self) -> tuple[str, int]:
         """Return this host's address and a free port for the role's rendezvous."""
@@ -300,7 +302,8 @@ class AsyncProcess(BatchedServer):
     async def preload(self, imports: Callable[[bool], None], *_: None) -> None:
         """See `Process`."""
         announce(IMPORTING)
-        imports(self._on_cpu)
+        with importing():
+            imports(self._on_cpu)
 
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""

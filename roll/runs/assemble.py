@@ -45,6 +45,7 @@ from roll.runs.ending import RunEnding
 from roll.runs.interrupt import Interrupt
 from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.system.event_loop import guarded, run_in_loop
+from roll.system.imports import importing
 from roll.system.own_folder import keep_aside
 from roll.system.restart_budget import RestartBudget
 from roll.system.step_memory import memory_of_steps
@@ -247,10 +248,11 @@ def prepare_run(config: Config) -> PreparedRun:
 
     The pipelines are imported here, because their libraries take seconds in which the roles' processes start.
     """
-    import datasets
+    with importing():
+        import datasets
 
-    from roll.runs.offline import wiring as offline
-    from roll.runs.rlvr import wiring as rlvr
+        from roll.runs.offline import wiring as offline
+        from roll.runs.rlvr import wiring as rlvr
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()

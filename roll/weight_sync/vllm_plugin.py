@@ -3,6 +3,8 @@
 vLLM loads this module in each of its processes, through the entry point group `vllm.general_plugins`.
 
 Reports the stages of an engine's start in vLLM's own processes, derived from vLLM's log messages.
+
+Replaces vLLM's code for LoRA adapters on the CPU.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.platforms import current_platform
 
 from roll.config.derived.model_shape import is_seeing_hybrid
 from roll.errors import WeightSyncError
@@ -64,12 +67,15 @@ def report_stages() -> None:
 
 LOG = logging.getLogger(__name__)
 BACKEND = "roll"
+CPU_ADAPTER = "roll.engines.vllm.cpu_adapter.OneAdapterCPU"
+"""Class that applies LoRA adapters on the CPU, by the name by which vLLM imports it."""
 TEXT_MODEL = "language_model."
 """Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
 
 
 def register() -> None:
-    """Register the backend in vLLM. This is the entry point, which vLLM may call more than once in a process.
+    """Register the backend and the code for adapters in vLLM. This is the entry point, which vLLM may call more than
+    once in a process.
 
     Also make a child process of vLLM end when its parent dies. Otherwise it would outlive the parent and hold its GPU.
     """
@@ -79,6 +85,8 @@ def register() -> None:
             os._exit(1)
         report_stages()
         announce("engine's process started")
+    if current_platform.is_cpu():
+        type(current_platform).get_punica_wrapper = classmethod(lambda _: CPU_ADAPTER)
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "BucketReceiver")
 

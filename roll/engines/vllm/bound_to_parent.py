@@ -2,10 +2,14 @@
 
 The only own code that a fork server runs is that of the modules that it imports. Without this, it would outlive a
 killed parent for as long as a process that it forked lives.
+
+Also stops garbage collection for the imports, as `roll.system.imports` does.
 """
 
+import gc
 import os
 
 from roll.system.orphans import die_with
 
+gc.disable()
 die_with(os.getppid())

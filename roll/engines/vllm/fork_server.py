@@ -7,6 +7,7 @@ imports vLLM for a second time: 10 s of CPU time or more, while everything else 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ class EngineProcess(ForkServerProcess):
         for name, value in self._environment.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
+        gc.freeze()
+        gc.enable()  # disabled by the fork server
         super().run()
 
 

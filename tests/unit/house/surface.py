@@ -148,6 +148,21 @@ DECLARED = {
         "get_mp_context": "from vllm.utils.system_utils",
         "CoreEngineProcManager": "class ()",
     },
+    "vllm/platforms/__init__.py": {"current_platform": "Platform"},
+    "vllm/platforms/interface.py": {
+        "Platform.is_cpu": "(self) -> bool",
+        "Platform.get_punica_wrapper": "(cls) -> str",
+    },
+    "vllm/lora/punica_wrapper/punica_cpu.py": {
+        "PunicaWrapperCPU": "class (PunicaWrapperBase)",
+        "PunicaWrapperCPU._apply_shrink": "(self, y, x, w_t_all, scale)",
+        "PunicaWrapperCPU._apply_expand": "(self, y, x, w_t_all, y_offset, y_slice_size, add_inputs=True)",
+    },
+    "vllm/lora/punica_wrapper/punica_base.py": {
+        "PunicaWrapperBase.update_metadata": "(self, mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)",
+    },
+    "vllm/lora/layers/__init__.py": {"LoRAMapping": "from vllm.lora.layers.utils"},
+    "vllm/lora/layers/utils.py": {"LoRAMapping.index_mapping": "tuple[int, ...]"},
     "vllm/v1/executor/uniproc_executor.py": {"UniProcExecutor": "class (Executor)"},
     "vllm/v1/executor/abstract.py": {"SLEEP_TAGS": "frozenset(('weights', 'kv_cache'))"},
     "vllm/engine/arg_utils.py": {"AsyncEngineArgs": "class (EngineArgs)"},
