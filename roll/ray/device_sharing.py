@@ -114,10 +114,13 @@ async def run_together(work: Iterable[Awaitable[T]]) -> list[T]:
     return [task.result() for task in running]
 
 
-def lines(roles: Sequence[str], shared: Mapping[str, Collection[str]], first: Collection[str]) -> list[list[str]]:
+def lines(
+    roles: Sequence[str], shared: Mapping[str, Collection[str]], first: Collection[str], turns: Collection[str]
+) -> list[list[list[str]]]:
     """Group roles into lines that start independently. Roles of a line share devices, directly or through others.
 
-    In each line, the roles in `first` come first.
+    A line is a list of groups that start one after the other: each role in `first` by itself, then each role in `turns`
+    by itself, which leaves the devices before the next one, then all others together.
     """
     waiting, found = list(roles), []
     while waiting:
@@ -126,5 +129,7 @@ def lines(roles: Sequence[str], shared: Mapping[str, Collection[str]], first: Co
             near = [other for other in waiting if other in shared.get(role, ())]
             waiting = [other for other in waiting if other not in near]
             line += near
-        found.append(sorted(line, key=lambda role: role not in first))
+        alone = sorted((role for role in line if role in first or role in turns), key=lambda role: role not in first)
+        together = [role for role in line if role not in alone]
+        found.append([[role] for role in alone] + [together] * bool(together))
     return found

@@ -45,7 +45,7 @@ from roll.models.load import load_policy
 from roll.models.packed import PackedPolicy
 from roll.models.value import load_values
 from roll.ray.cluster import ClusterSession
-from roll.ray.device_sharing import ColocatedRole, DeviceSharing, lines
+from roll.ray.device_sharing import ColocatedRole, DeviceSharing, lines, run_together
 from roll.ray.group import WorkerGroup
 from roll.ray.liveness import Liveness, RayNodes
 from roll.rewards.judges.chat_api import ApiChat, ApiModel
@@ -301,7 +301,7 @@ class Roles:
     async def start(self) -> DeviceSharing:
         """Start every requested group that is not running. The first failure cancels the other starts.
 
-        Groups that share devices start one after the other, with engines first, because they reserve a part of the
+        Among groups that share devices, engines start first and one after the other, because they reserve a part of the
         memory that is free when they start. Groups that take turns on the devices are offloaded before the next one
         starts.
         """
@@ -309,7 +309,7 @@ class Roles:
         await self._sharing.make_room(self._starts, discard=("actor_infer",))
         roles = model_roles(self._config)
         engines = [name for name in roles if isinstance(roles[name].strategy_args.traits.memory, EngineMemory)]
-        waiting = lines(list(self._starts), neighbours(self._plan.roles), engines)
+        waiting = lines(list(self._starts), neighbours(self._plan.roles), engines, self._plan.turns)
         tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]
         try:
             await asyncio.gather(*tasks)
@@ -320,15 +320,18 @@ class Roles:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start_line(self, names: Sequence[str]) -> None:
-        for name in names:
-            await self._starts.pop(name)()
-            self._started.add(name)
-            if name in self._colocated:
-                facade = self._colocated[name]
-                if isinstance(facade, ActorInfer):
-                    facade.pool.begin_probes()
-                await self._sharing.register(name, facade)
+    async def _start_line(self, line: Sequence[Sequence[str]]) -> None:
+        for names in line:
+            await run_together(self._start_one(name) for name in names)
+
+    async def _start_one(self, name: str) -> None:
+        await self._starts.pop(name)()
+        self._started.add(name)
+        if name in self._colocated:
+            facade = self._colocated[name]
+            if isinstance(facade, ActorInfer):
+                facade.pool.begin_probes()
+            await self._sharing.register(name, facade)
 
     def _group(self, name: str, role: RoleConfig, settings: Settings[S], blocking: bool) -> WorkerGroup[S]:
         for path in role.strategy_args.traits.swap_folders:  # called after the group's end: a killed rank leaves files

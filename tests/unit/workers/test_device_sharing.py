@@ -194,8 +194,12 @@ def test_failed_onload_leaves_role_absent() -> None:
 
 def test_roles_on_shared_devices_start_engines_first() -> None:
     roles = ["actor_train", "actor_infer", "reference", "rewards.math"]
-    assert lines(roles, ALL_ON_ONE, {"actor_infer"}) == [["actor_infer", "actor_train", "reference"], ["rewards.math"]]
-    assert lines(roles, CHAIN, {"actor_infer"}) == [["actor_infer", "actor_train", "reference"], ["rewards.math"]]
+    engines, reward = {"actor_infer"}, [["rewards.math"]]
+    together = [["actor_infer"], ["actor_train", "reference"]]
+    assert lines(roles, ALL_ON_ONE, engines, ()) == [together, reward]
+    assert lines(roles, CHAIN, engines, ()) == [together, reward]
+    in_turn = [["actor_infer"], ["actor_train"], ["reference"]]
+    assert lines(roles, ALL_ON_ONE, engines, ALL_ON_ONE) == [in_turn, reward]
     apart = {"actor_train": {"reference"}, "reference": {"actor_train"}}
-    assert lines(roles, apart, {"actor_infer"}) == [["actor_train", "reference"], ["actor_infer"], ["rewards.math"]]
-    assert lines(roles, {}, {"actor_infer"}) == [["actor_train"], ["actor_infer"], ["reference"], ["rewards.math"]]
+    assert lines(roles, apart, engines, ()) == [[["actor_train", "reference"]], [["actor_infer"]], reward]
+    assert lines(roles, {}, engines, ()) == [[["actor_train"]], [["actor_infer"]], [["reference"]], reward]
