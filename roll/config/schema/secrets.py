@@ -12,11 +12,13 @@ WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 """Matches the words of a key: `API_KEY`, `X-Api-Key` and `apiKey` have the words api and key."""
 NAMES = re.compile(
     r"keys?|\w*(api|access|secret|private|auth)keys?|\w*tokens?|\w*secrets?|\w*passw(or)?ds?|passphrases?|pwd|pat|"
-    r"credentials?|auth|authorization|bearer|cookies?|webhooks?"
+    r"credentials?|access|auth|authorization|bearer|cookies?|webhooks?"
 )
 """Matches words that mark a value as secret. `monkey` and `keyboard` do not."""
 COUNTS = {"max", "min", "num", "n", "new", "per", "level", "ids", "id", "special", "stop"}
 """Words that make `token` one of text: `max_tokens_per_microbatch`, `add_token_level_kl`."""
+NAMED = ("name", "key", "header")
+"""Keys that hold the name of the value beside them, as in `{name: Authorization, value: ...}`."""
 LOGIN = "login_kwargs"
 """Block of SwanLab's settings, hidden as a whole."""
 NOT_SECRET = ("judge_api_key_env",)
@@ -25,10 +27,13 @@ IN_TEXT = re.compile(
     r"(?P<url>[a-z][a-z0-9+.-]*://(?:[^/\s:@?#]*:)?)(?P<user>[^/\s@?#]+)(?=@)"
     r"|(?P<parameter>(?:[?&]|--)(?P<name>[\w.-]+)=)(?P<value>[^&\s#\"']+)"
     r"|(?P<header>\b(?:authorization|x-api-key|cookie)[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)(?P<sent>[^\s\"',}]+)"
-    r"|(?P<scheme>\bbearer\s+)(?P<token>(?=\S*\d)[^\s\"',}]{8,})",
+    r"|(?P<scheme>\bbearer\s+)(?P<token>(?=\S*\d)[^\s\"',}]{8,})"
+    r"|\b(?P<issued>(?:sk|glpat|xox[a-z])-(?=[\w-]*\d)[\w-]{16,}|(?:hf|gh[a-z]|github_pat)_(?=\w*\d)\w{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
     re.IGNORECASE,
 )
-"""Matches secrets in a text: user info of a URL, parameters of a query or command, headers, and bearer tokens."""
+"""Matches secrets in a text: user info of a URL, parameters of a query or command, headers, bearer tokens, and keys
+that OpenAI, GitLab, Slack, Hugging Face, GitHub and AWS issue.
+"""
 SHORTEST = 6
 """Smallest length of a secret that is searched for in texts. Shorter strings occur in many words."""
 
@@ -42,6 +47,10 @@ def is_secret(key: object) -> bool:
     return any(not word.startswith("token") or not COUNTS.intersection(words) for word in found)
 
 
+def _is_secret_in(block: Mapping[Any, Any], key: object) -> bool:
+    return is_secret(key) or (key == "value" and any(is_secret(block.get(name)) for name in NAMED))
+
+
 def redacted(tree: Any, hidden: bool = False) -> Any:
     """Return a copy of a tree of blocks, lists and values without secrets. Numbers, as of tokens, are kept.
 
@@ -50,7 +59,7 @@ def redacted(tree: Any, hidden: bool = False) -> Any:
     """
     if isinstance(tree, Mapping):
         return {
-            key: HIDDEN if key == LOGIN and value else redacted(value, hidden or is_secret(key))
+            key: HIDDEN if key == LOGIN and value else redacted(value, hidden or _is_secret_in(tree, key))
             for key, value in tree.items()
         }
     if isinstance(tree, list | tuple):
@@ -73,7 +82,7 @@ def _in_text(text: str) -> Iterator[re.Match[str]]:
 
 
 def _secret_group(found: re.Match[str]) -> str:
-    return next(group for group in ("user", "value", "sent", "token") if found[group] is not None)
+    return next(group for group in ("user", "value", "sent", "token", "issued") if found[group] is not None)
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ def _secrets(tree: Any, hidden: bool = False) -> Iterator[str]:
         yield from [tree] if hidden else (found[_secret_group(found)] for found in _in_text(tree))
     elif isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _secrets(value, hidden or key == LOGIN or is_secret(key))
+            yield from _secrets(value, hidden or key == LOGIN or _is_secret_in(tree, key))
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from _secrets(value, hidden)

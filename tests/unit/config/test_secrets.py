@@ -41,7 +41,7 @@ def config() -> Config:
 
 
 @pytest.mark.parametrize(
-    "key", ["HF_TOKEN", "api_key", "WANDB_API_KEY", "my_secret", "PGPASSWORD", "aws_secret_access_key"]
+    "key", ["HF_TOKEN", "api_key", "WANDB_API_KEY", "my_secret", "PGPASSWORD", "aws_secret_access_key", "AWS_ACCESS"]
 )
 def test_keys_of_secrets(key: str) -> None:
     assert is_secret(key)
@@ -75,11 +75,26 @@ def test_secrets_of_every_shape_are_hidden() -> None:
         "git": "https://of-the-user@host/x",
         "curl": "-H 'Authorization: Bearer of-an-option' --auth-token=of-a-flag",
         "slack_webhook": "https://host/of-a-path",
+        "sent": [{"name": "Authorization", "value": "of-a-pair"}],
+        "note": "the key sk-proj-0123456789-of-a-form",
     }
-    secrets = ("list", "block", "header", "camel", "query", "user", "option", "flag", "path")
+    secrets = ("list", "block", "header", "camel", "query", "user", "option", "flag", "path", "pair", "form")
     assert not [word for word in secrets if f"-{word}" in str(redacted(tree))]
+    assert not [word for word in secrets if f"-{word}" in Secrets.of(tree).hide(str(tree))]
     assert "x=1" in str(redacted(tree)) and "y=2" in str(redacted(tree))
     assert Secrets.of(tree).hide("in-a-list in-a-block of-the-user") == " ".join([HIDDEN] * 3)
+
+
+@pytest.mark.parametrize(
+    "issuer", ["sk-0123456789abcdefXYZ", "hf_" + "aB3" * 10, "ghp_" + "aB3" * 12, "AKIA0123456789ABCDEF"]
+)
+def test_issued_keys_are_hidden_in_any_text(issuer: str) -> None:
+    assert Secrets().hide(f"it said {issuer}, twice") == f"it said {HIDDEN}, twice"
+
+
+def test_texts_that_only_look_like_secrets_are_kept() -> None:
+    tree = [{"name": "model", "value": "kept"}, "hf_hub_download_of_all_files", "a disk-0123456789abcdefgh", "sk-learn"]
+    assert redacted(tree) == tree
 
 
 @pytest.mark.parametrize("key", ["monkey", "keyboard", "TOKENISED", "author", "turkey", "max_new_tokens"])
