@@ -86,7 +86,8 @@ def register() -> None:
         report_stages()
         announce("engine's process started")
     if current_platform.is_cpu():
-        type(current_platform).get_punica_wrapper = classmethod(lambda _: CPU_ADAPTER)
+        platform: Any = type(current_platform)
+        platform.get_punica_wrapper = classmethod(lambda _: CPU_ADAPTER)
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "BucketReceiver")
 

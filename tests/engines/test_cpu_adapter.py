@@ -52,7 +52,7 @@ def test_result_equals_float64_and_vllm(is_prefill: bool, adapters_of_tokens: tu
     torch.testing.assert_close(result(OneAdapterCPU), result(PunicaWrapperCPU), rtol=1e-5, atol=1e-5)
 
 
-def test_slot_is_shared_only_by_tokens_of_one_adapter() -> None:
+def test_slot_of_the_shared_adapter() -> None:
     assert shared_slot((3, 3), [5, 3]) == 1
     assert shared_slot((3, 5), [5, 3]) is None
     assert shared_slot((3, 0), [5, 3]) is None
