@@ -87,6 +87,18 @@ VALUES = [
         "1e+300",
         "whole number",
     ),
+    (
+        "deepspeed_zero3.zero_optimization.reduce_bucket_size=inf",
+        "zero_optimization.reduce_bucket_size",
+        "Infinity",
+        "a finite number",
+    ),
+    (
+        "actor_infer.strategy_args.strategy_config.engine_args={hf_overrides: {a: [1, nan]}}",
+        "engine_args.hf_overrides",
+        "NaN",
+        "a finite number",
+    ),
 ]
 DOMAINS = ["../escape", "a b", "a.b", "x" * 129, "é"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
@@ -72,6 +74,16 @@ def variable_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _finite(value: Any) -> Any:
+    """Return a tree of blocks, lists and values if all its numbers are finite."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for each in inner:
+        _finite(each)
+    if isinstance(value, float) and not isfinite(value):
+        raise PydanticCustomError("finite_number", "not finite")
+    return value
+
+
 def _path(value: str) -> str:
     longest_part = max(len(part.encode(errors="replace")) for part in value.split("/"))
     if len(value.encode(errors="replace")) > LONGEST_PATH or longest_part > LONGEST_PART:
@@ -100,6 +112,8 @@ PathText = Annotated[str, AfterValidator(_path)]
 """A path, or a name that may also be a path."""
 
 
+Passed = Annotated[Any, AfterValidator(_finite)]
+"""A value that is passed on to a library."""
 VariableText = Annotated[str, BeforeValidator(variable_text)]
 """Value of an environment variable. Numbers are first parsed by YAML: 0x10 becomes 16."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from roll.backend_settings import RoleModel
 from roll.config.schema.backend import BackendConfig, BackendTraits, EngineMemory, StrategyConfig
-from roll.config.schema.base import PositiveFloat, PositiveInt, Ranks
+from roll.config.schema.base import Passed, PositiveFloat, PositiveInt, Ranks
 from roll.config.schema.model import ModelConfig
 from roll.engines.vllm.fork_server import start_fork_server
 from roll.system.sizes import GIB
@@ -74,7 +74,7 @@ class VllmConfig(BackendConfig):
     disable_custom_all_reduce: bool = Field(
         False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."
     )
-    engine_args: dict[str, Any] = Field(
+    engine_args: dict[str, Passed] = Field(
         default_factory=dict, description="Additional arguments of vLLM's `AsyncEngineArgs`."
     )
 

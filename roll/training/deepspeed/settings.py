@@ -22,6 +22,7 @@ from roll.config.schema.base import (
     Large,
     NonNegativeFloat,
     NonNegativeInt,
+    Passed,
     PathText,
     PositiveInt,
     Ranks,
@@ -74,6 +75,7 @@ class ZeroOptimizationConfig(StrictConfig):
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    __pydantic_extra__: dict[str, Passed]
 
     stage: Literal[0, 1, 2, 3] = Field(
         description="What is sharded over the ranks. 0: nothing; 1: optimizer states; 2: also gradients; 3: also "
@@ -127,6 +129,7 @@ class TensorParallelConfig(StrictConfig):
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    __pydantic_extra__: dict[str, Passed]
 
     autotp_size: NonNegativeInt = Field(
         le=MOST_RANKS,
