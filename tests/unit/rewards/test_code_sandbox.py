@@ -323,7 +323,7 @@ class V:
     def __lt__(self, other): return self.x < other.x
     def __len__(self): return self.x
     def __str__(self): return f"V{self.x}"
-    def __iter__(self): return iter([self.x])
+    def __iter__(self): return iter(range(1, self.x + 1))
 """
 
 

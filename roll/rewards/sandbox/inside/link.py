@@ -266,19 +266,20 @@ def _length(self: Any) -> int:
 
 
 def _items(self: Any) -> Iterator[Any]:
-    """Yield the object's items. Raises RuntimeError if there are none, but its length is not 0.
+    """Yield the object's items. Raises RuntimeError if they are fewer than its length.
 
-    Without items, it would pass every test of all its items.
+    Without some of its items, it would pass tests of all its items.
     """
     try:
-        length, empty = len(self), True
+        length = len(self)
     except TypeError:  # a class, which may have no length
-        length, empty = 0, True
+        length = 0
+    count = 0
     for item in self._link.request("operate", "__iter__", self):
         yield item
-        empty = False
-    if empty and length:
-        raise RuntimeError(f"an object of length {length} has no items")
+        count += 1
+    if count < length:
+        raise RuntimeError(f"an object of length {length} has only {count} items")
 
 
 def _judged(operation: str) -> Callable[[Any, Any], Any]:
