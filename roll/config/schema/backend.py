@@ -15,6 +15,9 @@ BACKENDS = ["roll.engines.vllm.settings", "roll.engines.hf.settings", "roll.trai
 the configuration, but the configuration knows none of them.
 """
 
+COMPILER = "torch._inductor.compile_fx"
+"""Module of torch that compiles the layers and the output head on GPUs."""
+
 OffloadDevice = Literal["none", "cpu", "nvme"]
 
 
@@ -108,9 +111,14 @@ class StrategyConfig(StrictConfig):
     strategy_config: Any
 
     def preload(self, on_cpu: bool) -> None:
-        """Import the strategy's module, in a process of the role whose settings have not arrived yet."""
+        """Import the strategy's module, in a process of the role whose settings have not arrived yet.
+
+        On a GPU also import the compiler, unless the backend has kernels of its own: the first step would do that.
+        """
         if self.library:
             import_module(self.library)
+            if not on_cpu and not self.traits.own_kernels:
+                import_module(COMPILER)
 
     @property
     def traits(self) -> BackendTraits:
