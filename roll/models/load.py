@@ -81,7 +81,7 @@ def register_flash() -> str:
     """Register flash-attn's kernel in transformers, and return its name for `attn_implementation`.
 
     Raises:
-        ConfigError: the package is not installed, or was built for another version of torch.
+        ConfigError: the package was built for another version of torch.
     """
     try:
         kernel = import_module("flash_attn").flash_attn_varlen_func
@@ -208,9 +208,8 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     """
     implementation = "sdpa"
     if packed:
-        implementation = (
-            register_flash() if model_args.attn_implementation == "fa2" else attention.register_packed_kernel()
-        )
+        flash = model_args.attn_implementation == "fa2" and torch.cuda.is_available() and find_spec("flash_attn")
+        implementation = register_flash() if flash else attention.register_packed_kernel()
     try:
         loaded = kind.from_pretrained(
             path,

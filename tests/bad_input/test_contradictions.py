@@ -500,13 +500,6 @@ CONTRADICTIONS = [
         "GeneralValRuleRewardWorker",
         f"set rewards.math_rule.reward to {', '.join(known_rewards())}",
     ),
-    (
-        [f"{MODEL}.attn_implementation=fa2"],
-        f"{MODEL}.attn_implementation",
-        "not_supported",
-        "runs on the CPU",
-        "actor_train.device_mapping",
-    ),
     ([f"{MODEL}.liger=true"], f"{MODEL}.liger", "not_supported", "runs on the CPU", "remove the key"),
     ([f"{ENGINE}.dtype=bfloat16"], f"{ENGINE}.dtype", "contradiction", "bfloat16", "actor_infer.model_args.dtype"),
 ]

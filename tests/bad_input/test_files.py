@@ -65,12 +65,6 @@ def test_a_bad_model_config_is_refused(
 
 
 PACKAGES = [
-    (
-        ["actor_train.model_args.attn_implementation=fa2"],
-        "actor_train.model_args.attn_implementation",
-        "flash-attn",
-        "set the key to auto",
-    ),
     (["actor_train.model_args.liger=true"], "actor_train.model_args.liger", "liger-kernel", "remove the key"),
     (
         ["++reference={device_mapping:[0],strategy_args:{strategy_name:hf_infer},model_args:{liger:true}}"],

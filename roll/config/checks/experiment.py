@@ -17,7 +17,7 @@ from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
 from roll.config.derived.methods import compares
-from roll.config.derived.placement import generates, model_roles, ranks
+from roll.config.derived.placement import model_roles, ranks
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.faults import printable
 from roll.config.schema.offline import DpoConfig, OfflineConfig
@@ -163,14 +163,6 @@ def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
             f"{name}.model_args.dtype",
             problem,
             f"set it to fp32 or bf16, or set {name}.device_mapping",
-            "not_supported",
-        )
-    if not generates(name, role) and model.attn_implementation == "fa2":
-        problem = "'fa2' is a kernel for GPUs, but the role runs on the CPU"
-        yield Fault(
-            f"{name}.model_args.attn_implementation",
-            problem,
-            f"set it to auto, or set {name}.device_mapping",
             "not_supported",
         )
     if model.liger and not role.strategy_args.traits.own_kernels:

@@ -52,6 +52,7 @@ def check_disk(config: Config) -> DiskFacts:
     _models(config, found)
     for role_name, role in model_roles(config).items():
         found.missing += _packages(role_name, role)
+    found.warnings += _without_flash(config)
     found.notes += _without_delta_kernels(config, found.shapes)
     name, role = learner(config)
     if role.data_args:
@@ -141,10 +142,6 @@ def _is_local(name: str) -> bool:
 def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
     """Yield faults of missing optional packages. Does not import them, because that would import torch."""
     model, loads_by_transformers = role.model_args, not role.strategy_args.traits.own_kernels
-    if not generates(name, role) and model.attn_implementation == "fa2" and find_spec("flash_attn") is None:
-        problem = "fa2, but the package flash-attn is not installed"
-        remedy = "install the package, or set the key to auto, which uses torch's own kernel for packed sequences"
-        yield Fault(f"{name}.model_args.attn_implementation", problem, remedy, "not_installed")
     if loads_by_transformers and model.liger and find_spec("liger_kernel") is None:
         yield Fault(
             f"{name}.model_args.liger",
@@ -152,6 +149,18 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
             "install it, or remove the key",
             "not_installed",
         )
+
+
+def _without_flash(config: Config) -> list[str]:
+    """Return a warning about the roles that cannot use flash-attn's kernel, which they ask for; nothing without any."""
+    roles = {name: role for name, role in model_roles(config).items() if not generates(name, role)}
+    asking = {name: role for name, role in roles.items() if role.model_args.attn_implementation == "fa2"}
+    missing = find_spec("flash_attn") is None
+    without = [name for name, role in asking.items() if missing or role.device_mapping is None]
+    if not without:
+        return []
+    why = "the package flash-attn is not installed" if missing else "flash-attn has no kernel for the CPU"
+    return [f"{', '.join(without)}: model_args.attn_implementation: fa2 is read as auto, torch's kernel, because {why}"]
 
 
 def _without_delta_kernels(config: Config, shapes: Mapping[str, ModelShape]) -> list[str]:

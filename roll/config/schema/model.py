@@ -30,8 +30,8 @@ class ModelConfig(StrictConfig):
     dtype: Literal["bf16", "fp16", "fp32"] = Field("bf16", description="Data type of weights and activations.")
     attn_implementation: Literal["auto", "sdpa", "eager", "fa2"] = Field(
         "auto",
-        description="Attention kernel. `auto` is torch's variable-length kernel for packed sequences; `fa2` needs the "
-        "package `flash-attn`.",
+        description="Attention kernel. `auto` is torch's variable-length kernel for packed sequences; `fa2` is "
+        "flash-attn's, or `auto` without this package.",
     )
     gradient_checkpointing: Literal["auto", "all", "none"] | NonNegativeInt = Field(
         "auto",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from roll.config.schema.foreign_names import DEEPSPEED_REFUSED
@@ -29,6 +31,14 @@ def test_model_names_of_transformers_are_read_with_warning(capsys: pytest.Captur
     said = capsys.readouterr().err
     assert f'warning: {MODEL}.device_map: "auto" is ignored' in said
     assert f'warning: {MODEL}.attn_implementation: "flash_attention_2" is read as fa2' in said
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash-attn is installed")
+def test_fa2_without_its_package_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    roles = ("actor_train", "reference")
+    assert main([*RLVR, *(f"{role}.model_args.attn_implementation=fa2" for role in roles)]) == 0
+    [said] = [line for line in capsys.readouterr().err.splitlines() if "fa2" in line]
+    assert said.startswith("warning: actor_train, reference: ") and "flash-attn is not installed" in said
 
 
 def test_every_precision_and_schedule_of_the_guides_plans() -> None:
