@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from importlib.metadata import version
 from os.path import isdir  # unlike Path.is_dir, False for a name that is too long
 from pathlib import Path
@@ -37,11 +38,11 @@ from pydantic import BaseModel
 from rich.console import Console
 from yaml import MarkedYAMLError, YAMLError
 
-from roll.config.load.included import check_included
+from roll.config.load.included import check_included, search_path_of
 from roll.config.load.loader import FLATTEN, resolution_fault
 from roll.config.schema.faults import counterpart_of
 from roll.config.schema.fields import paths_of_key
-from roll.config.schema.foreign_names import CRITIC_START, HYDRA_FLAGS, HYDRA_PLUGINS, VARIABLES
+from roll.config.schema.foreign_names import CRITIC_START, HYDRA_FLAGS, HYDRA_IDLE, HYDRA_PLUGINS, VARIABLES
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.roles import ExperimentConfig
 from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
@@ -168,6 +169,8 @@ MOST_JOBS = 1000
 COMPOSERS = ("hydra", "omegaconf")
 """Packages that compose files."""
 SEARCH_PATH = "hydra.searchpath"
+FOLDERS = ("hydra:runtime.output_dir", "hydra:run.dir", "hydra.run.dir", "hydra:sweep.dir", "hydra.sweep.dir")
+"""Parts of values that refer to Hydra's output folder."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,8 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
             return
         for job in experiment.jobs():
             HydraConfig.instance().set_config(job)
+            for text in _idle_keys(job):
+                warnings.warn(text, stacklevel=2)
             check(_without_hydra(job), passing)
 
 
@@ -227,19 +232,20 @@ def parse(argv: Sequence[str]) -> CommandLine:
     check_included(file)
     overrides = [_parsed(word) for word in [*flags.overrides, *["hydra.mode=MULTIRUN"] * flags.multirun]]
     searched = _search_path(file, flags, overrides)
-    folders = [file.parent, *(Path(path.removeprefix("file://")) for path in searched)]
+    folders = [file.parent, *(Path(path.removeprefix("file://")) for path in searched if "pkg://" not in path)]
     overrides = [_adding(one, folders) for one in overrides if one.key_or_group != SEARCH_PATH]
     return CommandLine(file, flags, [*overrides, *[_parsed(f"{SEARCH_PATH}={searched}")] * bool(searched)], folders)
 
 
 def _search_path(file: Path, flags: argparse.Namespace, overrides: Sequence[Override]) -> list[str]:
-    """Return Hydra's search path: of the command line, else the shipped presets for a file outside the examples, which
-    includes them as `../config/NAME@_here_`; and the folder of `--config-dir` beside `--config-path`.
+    """Return Hydra's search path: that of the command line, else of the file; the shipped presets for a file outside
+    the examples, which includes them as `../config/NAME@_here_`; and the folder of `--config-dir` beside
+    `--config-path`.
     """
     given: list[Any] = [override.value() for override in overrides if override.key_or_group == SEARCH_PATH]
     presets = [] if file.is_relative_to(examples_folder()) else [f"file://{examples_folder() / PRESETS}"]
     more = [f"file://{Path(flags.config_dir).resolve()}"] if flags.config_path and flags.config_dir else []
-    return [*map(str, given[-1] if given else presets), *more]
+    return [*map(str, given[-1] if given else search_path_of(file)), *presets, *more]
 
 
 def _parsed(word: str) -> Override:
@@ -405,6 +411,17 @@ def _print_block(composed: DictConfig, package: str | None, resolve: bool) -> No
     if resolve:
         OmegaConf.resolve(block)
     print("" if whole else f"# @package {package}\n", OmegaConf.to_yaml(block), sep="", end="")
+
+
+def _idle_keys(job: DictConfig) -> Iterator[str]:
+    """Yield a warning for each of Hydra's keys that has another value than its default, but no effect."""
+    files: Any = OmegaConf.to_container(job, resolve=False)
+    hydra = files.pop("hydra")
+    refers = any(name in str(files) for name in FOLDERS)
+    for key, (default, instead) in HYDRA_IDLE.items():
+        value = reduce(lambda block, name: block.get(name, {}), key.split("."), hydra)
+        if value != default and not (key.endswith(".dir") and refers):
+            yield f"hydra.{key}: has no effect; {instead}"
 
 
 def _without_hydra(composed: DictConfig) -> DictConfig:

@@ -55,11 +55,7 @@ def _too_many(file: Path) -> Fault:
 
 def _included(file: Path) -> Iterator[Path]:
     """Yield the existing files that the texts and pairs in the defaults of `file` name, as Hydra finds them."""
-    try:
-        values = yaml.load(file.read_bytes(), yaml.CSafeLoader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return
-    entries: Any = values.get("defaults") if isinstance(values, dict) else None
+    entries = _values(file).get("defaults")
     for entry in entries if isinstance(entries, list) else []:
         for group, options in entry.items() if isinstance(entry, dict) else [("", entry)]:
             folder = str(group).split()[-1:] or ["."]  # "override group@package"
@@ -68,3 +64,19 @@ def _included(file: Path) -> Iterator[Path]:
                 path = file.parent / f"{name.removesuffix('.yaml')}.yaml"
                 if "\0" not in name and isfile(path):
                     yield path.resolve()
+
+
+def search_path_of(file: Path) -> list[str]:
+    """Return `hydra.searchpath` of an experiment's file."""
+    hydra = _values(file).get("hydra")
+    given = hydra.get("searchpath") if isinstance(hydra, dict) else None
+    return [*map(str, given)] if isinstance(given, list) else []
+
+
+def _values(file: Path) -> dict[Any, Any]:
+    """Return the keys of a file; none of a file that cannot be read, which Hydra reports."""
+    try:
+        values = yaml.load(file.read_bytes(), yaml.CSafeLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}

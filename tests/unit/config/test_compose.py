@@ -266,6 +266,24 @@ def test_output_folder_of_hydra_is_interpolated(composed: Composed) -> None:
     assert values(jobs, "output_dir") == ["all/0", "all/1"]
 
 
+@pytest.mark.parametrize(
+    "word", ["hydra.run.dir=x", "hydra.job.chdir=true", "+hydra.job.env_set.A=b", "hydra.verbose=true"]
+)
+def test_idle_key_of_hydra_is_a_warning(composed: Composed, word: str) -> None:
+    with pytest.warns(UserWarning, match=rf"{word.lstrip('+').partition('=')[0].removesuffix('.A')}: has no effect"):
+        composed(word)
+
+
+def test_search_path_of_the_file_adds_groups(folder: Path, composed: Composed) -> None:
+    """The shipped presets stay in the path."""
+    (folder / "exp" / "searching.yaml").write_text(
+        "defaults: [{model: huge}, ../config/deepspeed_zero3@_here_, _self_]\n"
+        f"hydra: {{searchpath: ['file://{folder / 'more'}']}}\n"
+    )
+    [job] = composed(name="searching")
+    assert job["model"] == {"size": 70} and job["deepspeed_zero3"]
+
+
 def test_config_dir_extends_the_search_path(composed: Composed) -> None:
     presets = f"hydra.searchpath=['file://{examples_folder() / 'config'}']"
     assert values(composed("--config-dir", "more", presets, "model=huge"), "model", "size") == [70]
