@@ -6,12 +6,15 @@ called from the main thread, because they install signal handlers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from roll.config.load.compose import without_hydra
 from roll.config.plan.plan import make_plan
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
@@ -19,7 +22,7 @@ from roll.evaluation.request import Request
 from roll.evaluation.results import EvaluationResult
 from roll.evaluation.run import run_evaluation
 from roll.evaluation.settings import find_subject, plan_evaluation
-from roll.pipeline import jobs_of
+from roll.pipeline import job_of, jobs_of
 from roll.runs.assemble import run_experiment
 from roll.runs.checkpointer import EXPORT
 from roll.tracking.jsonl import METRICS_FILE, read_ends
@@ -41,24 +44,35 @@ class TrainResult:
     """Folder of the trained model in the format of Hugging Face. None if the model was not exported."""
 
 
-def load_config(name: str, overrides: Sequence[str] = (), config_path: str | Path | None = None) -> Config:
+def load_config(
+    experiment: str | Mapping[str, Any] | DictConfig,
+    overrides: Sequence[str] = (),
+    config_path: str | Path | None = None,
+) -> Config:
     """Compose and check the configuration of an experiment, like `python -m roll.pipeline --config-name NAME KEY=VALUE
-    ...`.
+    ...`, or check one that is composed already.
 
     Args:
-        name: Name of a shipped experiment, or of one in `config_path`.
-        overrides: Overrides of the form `key=value`.
+        experiment: Name of a shipped experiment, or of one in `config_path`; or the configuration itself, such as that
+            of a Hydra application. Its node `hydra` is ignored.
+        overrides: Overrides of the form `key=value`, for a name.
         config_path: Folder with the YAML file of the experiment. None searches the shipped experiments.
 
     Raises:
         ConfigError: The configuration has faults. The error lists all of them.
     """
+    if not isinstance(experiment, str):
+        if overrides or config_path is not None:
+            remedy = "change the configuration itself, or give the name of an experiment"
+            raise ConfigError(Fault("overrides", "are given for a configuration, not a name", remedy, "misplaced"))
+        composed = experiment if isinstance(experiment, DictConfig) else OmegaConf.create(dict(experiment))
+        return job_of(without_hydra(composed))[0]
     if flags := [word for word in overrides if word.startswith("-")]:
         raise ConfigError(
             Fault("overrides", f"'{flags[0]}' is a flag of the command", "give only key=value", "misplaced")
         )
     place = ["--config-path", str(config_path)] if config_path is not None else []
-    jobs = jobs_of([*place, "--config-name", name, *overrides])
+    jobs = jobs_of([*place, "--config-name", experiment, *overrides])
     if len(jobs) != 1:
         raise ConfigError(
             Fault(

@@ -14,7 +14,8 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -30,6 +31,8 @@ from roll.system.command import run_command
 
 Job = tuple[Config, Plan]
 """A checked configuration and its plan."""
+Check = Callable[[DictConfig, set[str] | None], None]
+"""Checks a composed configuration with the root keys that only `${...}` uses; None means the shipped presets."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,9 +61,23 @@ def jobs_of(argv: Sequence[str]) -> list[Job]:
         ConfigError: a job has faults. The error lists all faults of that job.
         SystemExit: Hydra printed its help, or refused a flag.
     """
+    jobs = _checked(partial(compose, argv))
+    _refuse_shared_folders(jobs)
+    return jobs
+
+
+def job_of(composed: DictConfig) -> Job:
+    """Return the job of a configuration that is composed already, as `jobs_of` does. Raises ConfigError if it has
+    faults.
+    """
+    [job] = _checked(lambda check: check(composed, None))
+    return job
+
+
+def _checked(compose_each: Callable[[Check], None]) -> list[Job]:
     jobs: list[Job] = []
 
-    def check(composed: DictConfig, presets: set[str]) -> None:
+    def check(composed: DictConfig, presets: set[str] | None) -> None:
         loaded = read_config(composed, presets)
         if loaded.config is None:
             raise ConfigError(*loaded.faults)
@@ -69,12 +86,11 @@ def jobs_of(argv: Sequence[str]) -> list[Job]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            compose(argv, check)
+            compose_each(check)
         finally:
             texts = [str(warning.message) for warning in caught] + [text for _, plan in jobs for text in plan.warnings]
             for text in dict.fromkeys(texts):
                 print(f"warning: {text}", file=sys.stderr)
-    _refuse_shared_folders(jobs)
     return jobs
 
 

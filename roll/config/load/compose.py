@@ -32,6 +32,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
@@ -212,7 +213,7 @@ def compose(argv: Sequence[str], check: Callable[[DictConfig, set[str]], None]) 
             HydraConfig.instance().set_config(job)
             for text in _idle_keys(job):
                 warnings.warn(text, stacklevel=2)
-            check(_without_hydra(job), passing)
+            check(without_hydra(job), passing)
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
@@ -286,11 +287,13 @@ def _chooses(override: Override, folders: Sequence[Path]) -> bool:
 
 @contextlib.contextmanager
 def _initialised(file: Path) -> Iterator[None]:
-    """Initialise Hydra with the folder of an experiment, and restore its state afterwards.
+    """Initialise Hydra with the folder of an experiment, and restore its state afterwards, as of a program that uses
+    Hydra itself.
 
     ROLL's files have no `_self_` in their defaults. Hydra appends it, as they expect, and its warning is silenced.
     """
-    before = HydraConfig.instance().cfg
+    before, ambient, base = HydraConfig.instance().cfg, GlobalHydra.instance().hydra, VersionBase.instance().getbase()
+    GlobalHydra.instance().clear()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
         with initialize_config_dir(str(file.parent), job_name="roll.pipeline", version_base="1.3"):
@@ -298,6 +301,8 @@ def _initialised(file: Path) -> Iterator[None]:
                 yield
             finally:
                 HydraConfig.instance().cfg = before
+    GlobalHydra.instance().hydra = ambient
+    VersionBase.instance().version_base = base
 
 
 @dataclass(frozen=True)
@@ -424,10 +429,11 @@ def _idle_keys(job: DictConfig) -> Iterator[str]:
             yield f"hydra.{key}: has no effect; {instead}"
 
 
-def _without_hydra(composed: DictConfig) -> DictConfig:
+def without_hydra(composed: DictConfig) -> DictConfig:
+    """Return a copy of a composed configuration without Hydra's node."""
     job = copy.deepcopy(composed)
     with read_write(job), open_dict(job):
-        del job["hydra"]
+        job.pop("hydra", None)
     return job
 
 
