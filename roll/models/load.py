@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +47,8 @@ LOGIT_KEYS = (
 """Configuration keys of models that change the output logits or the attention logits after their matrix product."""
 NEUTRAL = (None, 1.0)
 """Values of these keys that change nothing."""
+ALL_LINEAR = ["all-linear"]
+"""The names in a `lora_target` that adapts all linear layers."""
 OWN_ATTENTION = "it has its own attention code, which does not support packed sequences"
 
 
@@ -156,12 +158,13 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         raise DataError(unreadable(path, "tokenizer", error)) from error
 
 
-def check_readable(path: str) -> None:
-    """Read the headers of a local model's weight files, to find broken files before anything starts. Do nothing for a
-    Hub name.
+def check_readable(path: str, lora_target: str | None = None) -> None:
+    """Read the headers of a local model's weight files, to find broken files and layers that an adapter lacks before
+    anything starts. Do nothing for a Hub name.
 
     Raises:
         DataError: a file is missing or cannot be read.
+        ConfigError: a name in `lora_target` matches no matrix of the safetensors files.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -178,11 +181,30 @@ def check_readable(path: str) -> None:
                 f"and set pretrain=OUT"
             )
             raise DataError(Fault("pretrain", problem, remedy, "unreadable"))
-        for file in files:
-            with safe_open(file, "pt"):
-                pass
+        matrices = [name for file in files for name in _matrices(file)]
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise DataError(unreadable(path, "model", error)) from error
+    if matrices and lora_target is not None:
+        _check_targets(lora_target, matrices)
+
+
+def _matrices(file: Path) -> list[str]:
+    """Return the names of the layers with a matrix in a safetensors file."""
+    with safe_open(file, "pt") as opened:
+        stored = opened.keys()
+        names = [name for name in stored if name.endswith(".weight")]
+        return [name.removesuffix(".weight") for name in names if len(opened.get_slice(name).get_shape()) == 2]
+
+
+def _check_targets(lora_target: str, layers: Sequence[str]) -> None:
+    """Raise ConfigError if a name in `lora_target` is the end of the name of none of the layers."""
+    targets = [name.strip() for name in lora_target.split(",")]
+    lost = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in layers)]
+    if lost and targets != ALL_LINEAR:
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+        problem = f"the model has no linear layer named {' or '.join(lost)} that can be adapted"
+        remedy = f"use all-linear, or names of this list: {known}"
+        raise ConfigError(Fault("model_args.lora_target", problem, remedy, "unknown_name"))
 
 
 def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -> PreTrainedModel:
@@ -276,16 +298,8 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
     """
     assert model_args.lora_target is not None
     targets = [name.strip() for name in model_args.lora_target.split(",")]
-    if targets != ["all-linear"]:
-        linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
-        if lost := [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]:
-            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-            problem = f"the model has no linear layer named {' or '.join(lost)} that can be adapted"
-            raise ConfigError(
-                Fault(
-                    "model_args.lora_target", problem, f"use all-linear, or names of this list: {known}", "unknown_name"
-                )
-            )
+    linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
+    _check_targets(model_args.lora_target, linear)
     set_seed(seed)
     return get_peft_model(
         model,
@@ -293,7 +307,7 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
             r=model_args.lora_rank,
             lora_alpha=model_args.lora_alpha or 2 * model_args.lora_rank,  # pyright: ignore[reportArgumentType]
             lora_dropout=model_args.lora_dropout,
-            target_modules="all-linear" if targets == ["all-linear"] else targets,
+            target_modules="all-linear" if targets == ALL_LINEAR else targets,
             task_type="CAUSAL_LM" if model.can_generate() else None,
         ),
     )

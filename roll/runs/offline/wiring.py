@@ -75,7 +75,7 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
         BadInput: a model or the data cannot be used.
     """
     for role in model_roles(config).values():
-        check_readable(model_path(config, role.model_args))
+        check_readable(model_path(config, role.model_args), role.model_args.lora_target)
     _, learning = row_learner(config)
     path = model_path(config, learning.model_args)
     tokenizer = load_tokenizer(path, learning.model_args.trust_remote_code)

@@ -109,7 +109,7 @@ def prepare_held_out(config: RlvrConfig) -> HeldOutInputs:
     """
     for name, role in model_roles(config).items():
         if not is_trainer_side(name):
-            check_readable(model_path(config, role.model_args))
+            check_readable(model_path(config, role.model_args), role.model_args.lora_target)
     model_args = config.actor_infer.model_args
     tokenizer = load_tokenizer(model_path(config, model_args), model_args.trust_remote_code)
     held_out = held_out_prompts(config, tokenizer)

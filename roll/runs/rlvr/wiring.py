@@ -123,7 +123,7 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
         BadInput: a model, the data, a reward or an environment cannot be used.
     """
     for role in model_roles(config).values():
-        check_readable(model_path(config, role.model_args))
+        check_readable(model_path(config, role.model_args), role.model_args.lora_target)
     learner = config.actor_train.model_args
     tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
     others = teacher_roles(config) | ({"reference": config.reference} if config.reference else {})

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from roll.config.schema.model import ModelConfig
-from roll.errors import DataError
+from roll.errors import ConfigError, DataError
 from roll.models.load import check_readable, disable_dropout, load_causal_model, load_tokenizer
 
 INDEX = "model.safetensors.index.json"
@@ -77,6 +77,17 @@ def test_broken_weights_are_known_from_their_headers(
     assert f"model '{folder}' cannot be read: " in fault.problem
     assert problem in fault.problem
     assert fault.remedy
+
+
+@pytest.mark.parametrize(("target", "lost"), [("model.layers.", "model.layers."), ("q_proj,query", "query")])
+def test_unknown_lora_target_is_known_from_the_headers(folder: Path, target: str, lost: str) -> None:
+    for known in ("all-linear", "q_proj", "q_proj, mlp.down_proj", "layers.0.self_attn.o_proj"):
+        check_readable(str(folder), known)
+    with pytest.raises(ConfigError) as raised:
+        check_readable(str(folder), target)
+    [fault] = raised.value.faults
+    assert (fault.place, fault.code) == ("model_args.lora_target", "unknown_name")
+    assert f"named {lost} that" in fault.problem and "down_proj" in fault.remedy
 
 
 def test_a_model_that_trains_drops_nothing() -> None:
