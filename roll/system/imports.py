@@ -12,9 +12,11 @@ def importing() -> Iterator[None]:
     Collections take a fifth of the time of such imports, because they look at all modules again and again. Afterwards
     they skip what exists at the end of the context.
     """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
