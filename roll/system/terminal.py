@@ -31,27 +31,31 @@ class _Guarded:
     def __init__(self, stream: TextIO | None) -> None:
         """`stream` is None if the process was started without it."""
         self._is_open = stream is not None
+        self._pending = ""  # text that is perhaps not written yet
         self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
     def write(self, text: str) -> int:
-        """Write the text and flush whole lines, so that an error belongs to this text."""
+        """Write the text and flush whole lines, so that an error belongs to them."""
+        self._pending += text
         if self._is_open:
             try:
                 self._stream.write(text)
-                if "\n" in text:
-                    self._stream.flush()
             except (OSError, ValueError) as error:  # ValueError: the stream was closed
                 self._leave(error)
-        if not self._is_open and text.strip():
-            LOG.info("%s", text.rstrip("\n"))
+        if "\n" in text:
+            self.flush()
         return len(text)
 
     def flush(self) -> None:
         """Write what is buffered."""
-        try:
-            self._stream.flush()
-        except (OSError, ValueError) as error:
-            self._leave(error)
+        if self._is_open:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError) as error:
+                self._leave(error)
+        if not self._is_open and self._pending.strip():
+            LOG.info("%s", self._pending.rstrip("\n"))
+        self._pending = ""
 
     def _leave(self, error: Exception) -> None:
         """Give the stream's descriptor another file, because the interpreter flushes it once more at its end."""
