@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from roll.config.load.compose import without_hydra
@@ -65,7 +66,11 @@ def load_config(
         if overrides or config_path is not None:
             remedy = "change the configuration itself, or give the name of an experiment"
             raise ConfigError(Fault("overrides", "are given for a configuration, not a name", remedy, "misplaced"))
-        composed = experiment if isinstance(experiment, DictConfig) else OmegaConf.create(dict(experiment))
+        try:
+            composed = experiment if isinstance(experiment, DictConfig) else OmegaConf.create(dict(experiment))
+        except OmegaConfBaseException as error:
+            problem, remedy = " ".join(str(error).split()), "give numbers, texts, lists and blocks"
+            raise ConfigError(Fault("experiment", problem, remedy, "wrong_type")) from None
         return job_of(without_hydra(composed))[0]
     if flags := [word for word in overrides if word.startswith("-")]:
         raise ConfigError(

@@ -18,7 +18,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from importlib.metadata import version
 from os.path import isdir  # unlike Path.is_dir, False for a name that is too long
 from pathlib import Path
@@ -294,15 +293,14 @@ def _initialised(file: Path) -> Iterator[None]:
     """
     before, ambient, base = HydraConfig.instance().cfg, GlobalHydra.instance().hydra, VersionBase.instance().getbase()
     GlobalHydra.instance().clear()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
-        with initialize_config_dir(str(file.parent), job_name="roll.pipeline", version_base="1.3"):
-            try:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`", category=UserWarning)
+            with initialize_config_dir(str(file.parent), job_name="roll.pipeline", version_base="1.3"):
                 yield
-            finally:
-                HydraConfig.instance().cfg = before
-    GlobalHydra.instance().hydra = ambient
-    VersionBase.instance().version_base = base
+    finally:
+        HydraConfig.instance().cfg, GlobalHydra.instance().hydra = before, ambient
+        VersionBase.instance().version_base = base
 
 
 @dataclass(frozen=True)
@@ -424,7 +422,9 @@ def _idle_keys(job: DictConfig) -> Iterator[str]:
     hydra = files.pop("hydra")
     refers = any(name in str(files) for name in FOLDERS)
     for key, (default, instead) in HYDRA_IDLE.items():
-        value = reduce(lambda block, name: block.get(name, {}), key.split("."), hydra)
+        value: Any = hydra
+        for name in key.split("."):
+            value = value.get(name, default) if isinstance(value, dict) else default
         if value != default and not (key.endswith(".dir") and refers):
             yield f"hydra.{key}: has no effect; {instead}"
 

@@ -44,10 +44,15 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
 from roll import load_config
+from roll.errors import ConfigError
 
 @hydra.main(version_base="1.2", config_path=".", config_name="own")
 def main(composed):
     own, base = GlobalHydra.instance().hydra, getbase()
+    try:
+        load_config("no such name")
+    except ConfigError:
+        assert GlobalHydra.instance().hydra is own
     named, given = load_config("tiny/tiny_warm_up", ["dry_run=true", "max_steps=3"]), load_config(composed)
     assert GlobalHydra.instance().hydra is own is not None and getbase() is base
     print(named.max_steps, given.max_steps)
@@ -69,6 +74,11 @@ def test_a_hydra_application_gives_its_own_configuration(tmp_path: Path, capsys:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "3 4"
     assert load_config(yaml.safe_load(text)).max_steps == 4
+
+
+def test_a_value_of_no_configuration_is_refused() -> None:
+    with pytest.raises(ConfigError, match="give numbers, texts, lists and blocks"):
+        load_config({"max_steps": object()})
 
 
 def test_a_configuration_takes_no_overrides() -> None:
