@@ -60,7 +60,8 @@ class _Guarded:
     def _leave(self, error: Exception) -> None:
         """Give the stream's descriptor another file, because the interpreter flushes it once more at its end."""
         self._is_open = False
-        LOG.info("%s cannot be written any more, and its text goes here: %s", self._stream.name, error)
+        name = getattr(self._stream, "name", "the output")  # a stream in memory has none
+        LOG.info("%s cannot be written any more, and its text goes here: %s", name, error)
         with suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nowhere:  # without a descriptor
             os.dup2(nowhere.fileno(), self._stream.fileno())
 

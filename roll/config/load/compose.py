@@ -417,15 +417,15 @@ def _print_block(composed: DictConfig, package: str | None, resolve: bool) -> No
 
 
 def _idle_keys(job: DictConfig) -> Iterator[str]:
-    """Yield a warning for each of Hydra's keys that has another value than its default, but no effect."""
+    """Yield a warning for each of Hydra's keys that asks for something that does not happen here."""
     files: Any = OmegaConf.to_container(job, resolve=False)
     hydra = files.pop("hydra")
     refers = any(name in str(files) for name in FOLDERS)
-    for key, (default, instead) in HYDRA_IDLE.items():
+    for key, (silent, instead) in HYDRA_IDLE.items():
         value: Any = hydra
         for name in key.split("."):
-            value = value.get(name, default) if isinstance(value, dict) else default
-        if value != default and not (key.endswith(".dir") and refers):
+            value = value.get(name, silent[0]) if isinstance(value, dict) else silent[0]
+        if value not in silent and not (key.endswith(".dir") and refers):
             yield f"hydra.{key}: has no effect; {instead}"
 
 

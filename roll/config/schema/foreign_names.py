@@ -134,10 +134,12 @@ HYDRA_PLUGINS: Mapping[str, tuple[str, str, str]] = {
     kind: (plugin["works"], plugin["why"], plugin["use"]) for kind, plugin in _TABLES["hydra_plugins"].items()
 }
 """By kind of Hydra plugin: the only one that works, the reason why others do not, and the remedy."""
-HYDRA_IDLE: Mapping[str, tuple[Any, str]] = {
-    key: (idle["default"], idle["use"]) for key, idle in _TABLES["hydra_idle"].items()
+HYDRA_IDLE: Mapping[str, tuple[list[Any], str]] = {
+    key: (idle["silent"], idle["use"]) for key, idle in _TABLES["hydra_idle"].items()
 }
-"""Keys of Hydra that have no effect, below `hydra`: the default of each, and what to use instead."""
+"""Keys of Hydra that have no effect, below `hydra`: the default of each and values that ask for what happens anyway,
+and what to use instead of others.
+"""
 VARIABLES_WITHOUT_EFFECT: Mapping[str, str] = _TABLES["variables"]
 """Environment variables of other programs that roll does not read, with their replacements in roll."""
 

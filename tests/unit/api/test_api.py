@@ -77,12 +77,12 @@ def test_a_hydra_application_gives_its_own_configuration(tmp_path: Path, capsys:
 
 
 def test_a_value_of_no_configuration_is_refused() -> None:
-    with pytest.raises(ConfigError, match="give numbers, texts, lists and blocks"):
+    with pytest.raises(ConfigError, match="experiment"):
         load_config({"max_steps": object()})
 
 
 def test_a_configuration_takes_no_overrides() -> None:
-    with pytest.raises(ConfigError, match="change the configuration itself"):
+    with pytest.raises(ConfigError, match="overrides"):
         load_config({"max_steps": 3}, ["max_steps=4"])
 
 
