@@ -18,6 +18,7 @@ from omegaconf.errors import (
 )
 from pydantic import ValidationError
 
+from roll.config.load.deepspeed_file import settle_deepspeed
 from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
 from roll.config.roll_v2.translate import Translation, picture_faults, referenced_text, translate
@@ -94,6 +95,7 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
         if not any(name in schema.model_fields for schema in PIPELINES.values()):
             plain.pop(name, None)
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
+    settle_deepspeed(done)
     if is_of_roll(done):
         _infer_pipeline(done)
         settle_meanings(done)

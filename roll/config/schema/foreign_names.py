@@ -120,6 +120,8 @@ STRATEGIES: Mapping[str, tuple[str, str]] = {name: (of, use) for name, (of, use)
 """By ROLL's strategy name, the backend that roll does not support, and its replacement."""
 MEGATRON_KEYS: Mapping[str, str] = _TABLES["megatron_keys"]
 """Keys of Megatron's `strategy_config`, with their replacements in that of DeepSpeed."""
+DEEPSPEED_SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle")
+"""DeepSpeed's learning-rate schedules."""
 DEEPSPEED_REFUSED: Mapping[str, tuple[str, str]] = _refused(_TABLES["deepspeed_refused"])
 """Refused keys at the top level of DeepSpeed's configuration, with reason and remedy."""
 DEEPSPEED_BLOCKS: Mapping[str, tuple[Mapping[str, ValueKind], Mapping[str, tuple[str, str]]]] = {

@@ -86,15 +86,22 @@ class TrainingConfig(StrictConfig):
         "warmup_stable_decay",
         "reduce_lr_on_plateau",
         "greedy",
+        "WarmupLR",
+        "WarmupDecayLR",
+        "WarmupCosineLR",
+        "OneCycle",
     ] = Field(
         "linear",
-        description="Learning-rate schedule after the warm-up, as named in transformers. The last two need a metric "
-        "and are refused.",
+        description="Learning-rate schedule after the warm-up, as named in transformers, or in DeepSpeed (the last "
+        "four). `reduce_lr_on_plateau` and `greedy` need a metric and are refused.",
     )
-    lr_scheduler_kwargs: dict[str, float | int | str] = Field(
-        default_factory=dict, description="Additional arguments of the schedule in transformers: `{min_lr: 1e-7}`."
+    lr_scheduler_kwargs: dict[str, bool | float | int | str] = Field(
+        default_factory=dict,
+        description="Additional arguments of the schedule in transformers or DeepSpeed: `{min_lr: 1e-7}`.",
     )
-    warmup_steps: NonNegativeInt = Field(0, description="Number of optimizer updates of linear warm-up.")
+    warmup_steps: NonNegativeInt = Field(
+        0, description="Number of optimizer updates of warm-up, which is linear unless a schedule of DeepSpeed has one."
+    )
     warmup_ratio: Fraction = Field(0.0, description="Warm-up as a fraction of all updates, instead of `warmup_steps`.")
     weight_decay: NonNegativeFloat = Field(
         0.0, description="Weight decay of matrices. Norms, biases and other vectors are not decayed."

@@ -15,6 +15,7 @@ from roll.config.derived.placement import ranks
 from roll.config.schema.foreign_names import (
     COUNT,
     DEEPSPEED_BLOCKS,
+    FLAG,
     FRACTION,
     NUMBER,
     PRECISION,
@@ -57,6 +58,7 @@ REFUSED_TENSOR_KEYS: Mapping[str, str] = {
 """Keys of DeepSpeed's block `tensor_parallel` that are refused, with the reason."""
 ONLY_TRAINING = "remove it; only deepspeed_train has it"
 DIVISOR = "set it to a divisor of all of them"
+RISES = one_of("log", "linear")
 SHAPES = one_of("linear", "cosine", "1-sqrt")
 LEAST: Mapping[str, ValueKind] = {"min_lr": NUMBER, "min_lr_rate": FRACTION}
 SCHEDULES: Mapping[str, Mapping[str, ValueKind]] = {
@@ -76,13 +78,37 @@ SCHEDULES: Mapping[str, Mapping[str, ValueKind]] = {
         "min_lr_ratio": FRACTION,
         "num_cycles": NUMBER,
     },
+    "WarmupLR": {"warmup_min_lr": NUMBER, "warmup_type": RISES},
+    "WarmupDecayLR": {"warmup_min_lr": NUMBER, "warmup_type": RISES, "total_num_steps": SIZE},
+    "WarmupCosineLR": {
+        "warmup_min_ratio": FRACTION,
+        "warmup_type": RISES,
+        "cos_min_ratio": FRACTION,
+        "total_num_steps": SIZE,
+    },
+    "OneCycle": {
+        "cycle_min_lr": NUMBER,
+        "decay_lr_rate": NUMBER,
+        "cycle_first_step_size": SIZE,
+        "cycle_second_step_size": SIZE,
+        "cycle_first_stair_count": COUNT,
+        "cycle_second_stair_count": COUNT,
+        "decay_step_size": COUNT,
+        "cycle_momentum": FLAG,
+        "cycle_min_mom": FRACTION,
+        "cycle_max_mom": FRACTION,
+        "decay_mom_rate": NUMBER,
+    },
 }
-"""transformers' schedules that depend only on the number of updates, with the types of their additional arguments."""
+"""The schedules of transformers and DeepSpeed that depend only on the number of updates, with the types of their
+additional arguments.
+"""
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
     "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_decay_steps",),
+    "OneCycle": ("cycle_min_lr",),
 }
 """By schedule: arguments of which exactly one must be set."""
 LR_END = 1e-7
@@ -497,7 +523,7 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
         elif least >= rate:
             problem = f"{least:g}, but learning_rate is {rate:g}"
             yield Fault(f"{where}.lr_scheduler_kwargs.{key}", problem, "set it below learning_rate", "not_below")
-    if kind == "constant" and (arguments.warmup_steps or arguments.warmup_ratio):
+    if kind in ("constant", "OneCycle") and (arguments.warmup_steps or arguments.warmup_ratio):
         warmup = (
             f"warmup_steps is {arguments.warmup_steps}"
             if arguments.warmup_steps
@@ -505,7 +531,7 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
         )
         yield Fault(
             f"{where}.lr_scheduler_type",
-            f"'constant', but {warmup}",
+            f"'{kind}', but {warmup}",
             "use constant_with_warmup, or remove the warm-up",
             "contradiction",
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime import lr_schedules
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
 from torch.optim import Optimizer
@@ -24,6 +25,7 @@ from torch.utils.cpp_extension import load
 from transformers import PreTrainedModel, get_scheduler
 
 from roll.backend import Rank
+from roll.config.schema.foreign_names import DEEPSPEED_SCHEDULES
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
@@ -328,6 +330,8 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingConfig, Place], Optimizer]] =
 def make_schedule(optimizer: Optimizer, training: TrainingConfig, total_updates: int) -> Any:
     """Build the schedule selected by `training_args.lr_scheduler_type`, over `total_updates` optimizer updates."""
     warmup = training.warmup_steps or math.ceil(training.warmup_ratio * total_updates)
+    if training.lr_scheduler_type in DEEPSPEED_SCHEDULES:
+        return _deepspeed_schedule(optimizer, training, warmup, total_updates)
     return get_scheduler(
         training.lr_scheduler_type,
         optimizer,
@@ -335,6 +339,19 @@ def make_schedule(optimizer: Optimizer, training: TrainingConfig, total_updates:
         num_training_steps=max(total_updates, 1),
         scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
     )
+
+
+def _deepspeed_schedule(optimizer: Optimizer, training: TrainingConfig, warmup: int, total_updates: int) -> Any:
+    """Build a schedule of DeepSpeed. Its peak is the rate of each group of parameters."""
+    given: dict[str, Any] = dict(training.lr_scheduler_kwargs)
+    if training.lr_scheduler_type == "OneCycle":
+        return lr_schedules.OneCycle(optimizer, cycle_max_lr=training.learning_rate, **given)
+    given["warmup_num_steps"] = max(warmup, 1)
+    if training.lr_scheduler_type != "WarmupCosineLR":
+        given["warmup_max_lr"] = None  # the rate of each group
+    if training.lr_scheduler_type != "WarmupLR":
+        given.setdefault("total_num_steps", max(total_updates, 1))
+    return getattr(lr_schedules, training.lr_scheduler_type)(optimizer, **given)
 
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
