@@ -35,8 +35,12 @@ RATES = {"lr": "learning_rate", "eps": "adam_epsilon", "weight_decay": "weight_d
 BETAS = ("adam_beta1", "adam_beta2")
 USUAL: Mapping[str, Any] = {"adam_w_mode": True, "bias_correction": True, "amsgrad": False, "torch_adam": False}
 """Parameters of DeepSpeed's optimizers that have one value here."""
+PARTS = ("type", "params")
+"""Keys of DeepSpeed's blocks `optimizer` and `scheduler`."""
 WARMUP, PEAK, ALL_STEPS = "warmup_num_steps", "warmup_max_lr", 1000
 """Parameters of DeepSpeed's schedules that are keys of `training_args`, and DeepSpeed's default of the first."""
+DTYPE = "bf16"
+"""Default of `model_args.dtype`."""
 NEUTRAL: Mapping[str, Any] = {"gradient_predivide_factor": 1.0}
 """Values of refused keys that change nothing, besides false."""
 
@@ -107,10 +111,13 @@ class _Block:
         self._drop_idle()
         self._recomputing()
         self._precision()
-        if learns:
-            self._optimizer()
-            self._scheduler()
-            self._batch()
+        if not learns:  # a file for several roles
+            self._part("optimizer")
+            self._part("scheduler")
+            return
+        self._optimizer()
+        self._scheduler()
+        self._batch()
         if self._read:
             self._done.warn(f"{self._where}: read as {self._name}.{', '.join(self._read)}")
 
@@ -150,17 +157,13 @@ class _Block:
         enabled = [key for key, block in blocks.items() if block.get("enabled") is True]
         if len(enabled) == 1 and "dtype" not in model:
             model["dtype"] = enabled[0]
-            self._read.append(f"model_args.dtype {enabled[0]}")
+            self._read += [f"model_args.dtype {enabled[0]}"] if enabled[0] != DTYPE else []
         for key, block in blocks.items():
             if block.get("enabled") == AUTO:
-                block["enabled"] = model.get("dtype", "bf16") == key
+                block["enabled"] = model.get("dtype", DTYPE) == key
 
     def _optimizer(self) -> None:
-        if "optimizer" not in self._block:
-            return
-        where, block = f"{self._where}.optimizer", self._block.pop("optimizer")
-        if not self._is_block(where, block, "type", "params"):
-            return
+        where, block = f"{self._where}.optimizer", self._part("optimizer")
         kind, given = str(block.get("type", AUTO)), dict(block.get("params") or {})
         if kind != AUTO:
             if (known := OPTIMIZERS.get(kind.lower())) is None:
@@ -189,11 +192,7 @@ class _Block:
                 self._done.fault(place, problem, "remove it", "not_supported")
 
     def _scheduler(self) -> None:
-        if "scheduler" not in self._block:
-            return
-        where, block = f"{self._where}.scheduler", self._block.pop("scheduler")
-        if not self._is_block(where, block, "type", "params"):
-            return
+        where, block = f"{self._where}.scheduler", self._part("scheduler")
         kind, given = str(block.get("type", AUTO)), dict(block.get("params") or {})
         if kind == AUTO:
             return
@@ -254,18 +253,19 @@ class _Block:
             problem = f"{printable(value)}, but {own} is {printable(arguments[key])}"
             self._done.fault(place, problem, "give only one of the two", "contradiction")
 
-    def _is_block(self, where: str, block: Any, *keys: str) -> bool:
-        """Return whether a value is a block with these keys only. Otherwise add a fault."""
+    def _part(self, key: str) -> dict[str, Any]:
+        """Remove and return the block of a key, with the keys `type` and `params`. Without a block return an empty one.
+
+        Another value stays, and is refused later.
+        """
+        block = self._block.get(key)
         if not isinstance(block, dict):
-            self._done.fault(where, f"{printable(block)} is not a block of keys", "see DeepSpeed's docs", "wrong_type")
-            return False
-        unknown = [key for key in block if key not in keys]
-        for key in unknown:
-            problem = f"unknown key{nearest(key, list(keys))}"
-            self._done.fault(f"{where}.{key}", problem, "remove it", "unknown_key")
-        params = block.get("params")
-        if params is not None and not isinstance(params, dict):
-            problem = f"{printable(params)} is not a block of keys"
-            self._done.fault(f"{where}.params", problem, "see DeepSpeed's docs", "wrong_type")
-            return False
-        return not unknown
+            return {}
+        del self._block[key]
+        unknown = [name for name in block if name not in PARTS]
+        if unknown or not isinstance(block.get("params") or {}, dict):
+            place = f"{self._where}.{key}.{unknown[0] if unknown else 'params'}"
+            problem = "is not a key of DeepSpeed's block" if unknown else "is not a block of keys"
+            self._done.fault(place, problem, f"give {' and '.join(PARTS)}", "unknown_key" if unknown else "wrong_type")
+            return {}
+        return block

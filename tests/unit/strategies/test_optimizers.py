@@ -1,5 +1,5 @@
-"""Parameter groups, optimizers in one process compared with formulas in float64, and learning rate schedules of
-transformers.
+"""Parameter groups, optimizers in one process compared with formulas in float64, and the learning-rate schedules of
+transformers and DeepSpeed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from deepspeed.runtime import lr_schedules
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
 from roll.backend import Rank
+from roll.config.schema.foreign_names import DEEPSPEED_SCHEDULES
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.deepspeed.checks import BY_METRIC, NEEDED, REMOVED, SCHEDULES
@@ -182,13 +184,60 @@ def test_every_name_makes_an_optimizer_or_is_refused() -> None:
 
 def test_the_schedules_are_transformers() -> None:
     names = set(get_args(TrainingConfig.model_fields["lr_scheduler_type"].annotation))
-    assert names == {kind.value for kind in SchedulerType} == {*SCHEDULES, *BY_METRIC}
+    assert names - {*DEEPSPEED_SCHEDULES} == {kind.value for kind in SchedulerType}
+    assert names == {*SCHEDULES, *BY_METRIC}
     for name, known in SCHEDULES.items():
-        takes = set(inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters)
-        assert set(known) == takes - USUAL, name
+        if name in DEEPSPEED_SCHEDULES:
+            takes = set(inspect.signature(getattr(lr_schedules, name)).parameters)
+            assert set(known) == takes - {"optimizer", *SET, "last_batch_iteration"}, name
+        else:
+            takes = set(inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]).parameters)
+            assert set(known) == takes - USUAL, name
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+SET = ("warmup_max_lr", "warmup_num_steps", "cycle_max_lr")
+"""Parameters of DeepSpeed's schedules that are `learning_rate` and `warmup_steps`."""
+OF_DEEPSPEED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "WarmupLR": ({"warmup_min_lr": 0.1}, {"warmup_max_lr": 2.0, "warmup_num_steps": 4}),
+    "WarmupDecayLR": ({"warmup_type": "linear"}, {"warmup_max_lr": 2.0, "warmup_num_steps": 4, "total_num_steps": 10}),
+    "WarmupCosineLR": ({"cos_min_ratio": 0.1}, {"warmup_num_steps": 4, "total_num_steps": 10}),
+    "OneCycle": ({"cycle_min_lr": 0.1, "cycle_first_step_size": 3}, {"cycle_max_lr": 2.0}),
+}
+"""By schedule: `lr_scheduler_kwargs`, and what DeepSpeed's own configuration has in addition."""
+
+
+def rates_of(schedule: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return the learning rates of ten updates."""
+    rates = list[float]()
+    for _ in range(10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize("name", OF_DEEPSPEED)
+def test_a_schedule_is_deepspeeds_own(name: str) -> None:
+    def adam() -> torch.optim.Optimizer:
+        return torch.optim.AdamW([nn.Parameter(torch.ones(2))], lr=2.0)
+
+    keys, more = OF_DEEPSPEED[name]
+    training = arguments(
+        learning_rate=2.0,
+        lr_scheduler_type=name,
+        lr_scheduler_kwargs=keys,
+        warmup_steps=more.get("warmup_num_steps", 0),
+    )
+    ours, theirs = adam(), adam()
+    found = rates_of(make_schedule(ours, training, 10), ours)
+    expected = rates_of(getattr(lr_schedules, name)(theirs, **keys, **more), theirs)
+    assert found == expected and len(set(found)) > 3
+    if name == "WarmupLR":  # the first update of DeepSpeed has the smallest rate, as the second has
+        by_hand = [0.1, *(0.1 + 1.9 * math.log(step) / math.log(4) for step in (1, 2, 3, 4))]
+        assert found[:5] == pytest.approx(by_hand) and found[5:] == [2.0] * 5
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in DEEPSPEED_SCHEDULES])
 def test_a_schedule_is_transformers_own(name: str) -> None:
     values = {"min_lr": 0.25, "min_lr_rate": 0.25, "num_decay_steps": 4}
     keys = {key: values[key] for key in NEEDED.get(name, ())[-1:]}
