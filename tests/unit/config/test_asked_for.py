@@ -16,13 +16,13 @@ MODEL = "actor_train.model_args"
 def test_refused_deepspeed_keys_say_what_to_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*RLVR, *(f"deepspeed_zero3.{key}=1" for key in DEEPSPEED_REFUSED)]) == 2
+    assert main([*RLVR, *(f"deepspeed_zero3.{key}=2" for key in DEEPSPEED_REFUSED)]) == 2
     said = capsys.readouterr().err
     place = "actor_train.strategy_args.strategy_config"
     assert [
         key
         for key, (why, use) in DEEPSPEED_REFUSED.items()
-        if f"  {place}.{key}: 1, but {why}\n    remove it; {use}\n" not in said
+        if f"  {place}.{key}: 2, but {why}\n    remove it; {use}\n" not in said
     ] == []
 
 
