@@ -122,7 +122,7 @@ def test_what_roll_lacks_is_refused_by_name(tmp_path: Path, block: dict[str, Any
     ("text", "code"),
     [(None, "unreadable"), ("{", "malformed"), ("[1]", "malformed"), ('{"a": 1, "a": 2}', "malformed")],
 )
-def test_a_file_that_cannot_be_read_is_a_fault(tmp_path: Path, text: str | None, code: str) -> None:
+def test_unreadable_file_is_a_fault(tmp_path: Path, text: str | None, code: str) -> None:
     path = tmp_path / "ds_config.json"
     if text is not None:
         path.write_text(text)
