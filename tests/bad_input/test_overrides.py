@@ -174,9 +174,9 @@ STRATEGIES = [
     (
         ["actor_train.strategy_args.strategy_config=config/ds_z3.json"],
         "actor_train.strategy_args.strategy_config",
-        "wrong_type",
+        "unreadable",
         "config/ds_z3.json",
-        "`- ds_z3@actor_train.strategy_args.strategy_config` to `defaults`",
+        "give the path of DeepSpeed's configuration",
     ),
     (
         ["actor_train.strategy_args.strategy_config=deepspeed_zero2"],

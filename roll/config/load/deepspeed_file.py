@@ -19,6 +19,8 @@ from roll.config.schema.foreign_names import DEEPSPEED_REFUSED, DEEPSPEED_SCHEDU
 from roll.registry import nearest
 
 AUTO = "auto"
+ENDINGS = (".json", ".jsonc", ".hjson")
+"""Endings of names of DeepSpeed's files."""
 STRATEGIES = ("deepspeed_train", "deepspeed_infer")
 OPTIMIZERS: Mapping[str, str] = {
     "adam": "adamw",
@@ -39,6 +41,8 @@ PARTS = ("type", "params")
 """Keys of DeepSpeed's blocks `optimizer` and `scheduler`."""
 WARMUP, PEAK, ALL_STEPS = "warmup_num_steps", "warmup_max_lr", 1000
 """Parameters of DeepSpeed's schedules that are keys of `training_args`, and DeepSpeed's default of the first."""
+RLVR = "rlvr"
+"""Default of `pipeline`."""
 DTYPE = "bf16"
 """Default of `model_args.dtype`."""
 NEUTRAL: Mapping[str, Any] = {"gradient_predivide_factor": 1.0}
@@ -50,8 +54,9 @@ def settle_deepspeed(done: Translation) -> None:
     for name, role in _roles(done.values):
         strategy = role["strategy_args"]
         where = f"{name}.strategy_args.strategy_config"
-        if isinstance(strategy.get("strategy_config"), str):
-            strategy["strategy_config"] = _read(strategy["strategy_config"], where, done)
+        path = strategy.get("strategy_config")
+        if isinstance(path, str) and path.endswith(ENDINGS):  # another text is perhaps the name of a preset
+            strategy["strategy_config"] = _read(path, where, done)
         block = strategy.get("strategy_config")
         if isinstance(block, dict):
             _Block(name, role, block, where, done).settle(learns=strategy["strategy_name"] == STRATEGIES[0])
@@ -72,7 +77,7 @@ def _roles(values: Mapping[str, Any], above: str = "") -> list[tuple[str, dict[s
 
 
 def _read(path: str, where: str, done: Translation) -> Any:
-    """Return the blocks of a file in JSON, in which comments are allowed. On a fault return the path."""
+    """Return the blocks of a file in JSON, in which comments are allowed; none on a fault."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         blocks = hjson.loads(text, object_pairs_hook=_once)
@@ -209,16 +214,20 @@ class _Block:
             self._take(f"{where}.params", "lr_scheduler_kwargs", left)
 
     def _batch(self) -> None:
-        """Let the batch sizes set the role's. Keys of both are compared later, when the number of ranks is known."""
+        """Let the batch sizes set the role's, except in RLVR, where `updates_per_step` says the size of an update.
+
+        Keys of both are compared later, when the number of ranks is known.
+        """
+        if self._done.values.get("pipeline", RLVR) == RLVR:
+            return
         arguments = self._arguments()
         steps, size = self._block.get("gradient_accumulation_steps"), self._block.get("train_micro_batch_size_per_gpu")
-        counts = "updates_per_step" not in self._done.values
-        if isinstance(steps, int) and counts and arguments.get("gradient_accumulation_steps") is None:
+        if isinstance(steps, int) and arguments.get("gradient_accumulation_steps") is None:
             self._take(f"{self._where}.gradient_accumulation_steps", "gradient_accumulation_steps", steps)
         if isinstance(size, int) and "per_device_train_batch_size" not in arguments:
             self._take(f"{self._where}.train_micro_batch_size_per_gpu", "per_device_train_batch_size", size)
         whole, replicas = self._block.get("train_batch_size"), self._replicas()
-        if isinstance(whole, int) and counts and "per_device_train_batch_size" not in arguments:
+        if isinstance(whole, int) and "per_device_train_batch_size" not in arguments:
             per_size = replicas * (arguments.get("gradient_accumulation_steps") or 1)
             if whole % per_size == 0:
                 self._take(f"{self._where}.train_batch_size", "per_device_train_batch_size", whole // per_size)
