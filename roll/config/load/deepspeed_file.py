@@ -41,6 +41,8 @@ PARTS = ("type", "params")
 """Keys of DeepSpeed's blocks `optimizer` and `scheduler`."""
 WARMUP, PEAK, ALL_STEPS = "warmup_num_steps", "warmup_max_lr", 1000
 """Parameters of DeepSpeed's schedules that are keys of `training_args`, and DeepSpeed's default of the first."""
+RATE = 1e-3
+"""DeepSpeed's default learning rate of Adam."""
 RLVR = "rlvr"
 """Default of `pipeline`."""
 DTYPE = "bf16"
@@ -120,8 +122,8 @@ class _Block:
             self._part("optimizer")
             self._part("scheduler")
             return
-        self._optimizer()
         self._scheduler()
+        self._optimizer()
         self._batch()
         if self._read:
             self._done.warn(f"{self._where}: read as {self._name}.{', '.join(self._read)}")
@@ -177,6 +179,8 @@ class _Block:
                 self._done.fault(f"{where}.type", problem, remedy, "unknown_name")
             else:
                 self._take(f"{where}.type", "optimizer", known)
+        if kind.lower() in ("adam", "adamw") and self._arguments().get("learning_rate") is None:
+            given.setdefault("lr", RATE)
         betas = given.pop("betas", AUTO)
         if betas != AUTO:
             if not isinstance(betas, list) or len(betas) != len(BETAS):
@@ -208,7 +212,8 @@ class _Block:
         self._take(f"{where}.type", "lr_scheduler_type", kind)
         self._take(f"{where}.params.{PEAK}", "learning_rate", given.pop(PEAK, AUTO))
         if kind.startswith("Warmup"):
-            self._take(f"{where}.params.{WARMUP}", "warmup_steps", given.pop(WARMUP, ALL_STEPS))
+            usual = ALL_STEPS if self._arguments().get("warmup_steps") is None else AUTO
+            self._take(f"{where}.params.{WARMUP}", "warmup_steps", given.pop(WARMUP, usual))
         left = {key: value for key, value in given.items() if value != AUTO}
         if left:
             self._take(f"{where}.params", "lr_scheduler_kwargs", left)

@@ -15,7 +15,9 @@ from roll.rewards.functions.math_rule import check_reference, math_rule
 from roll.types import Prompt, RewardOutcome, RewardResult, TurnReward
 
 NUMBER = r"\d+(?!\d)(?:,\d{3})*(?!,\d{3})(?:\.\d+(?!\d)|(?!\.\d))"
-"""Matches a whole number. Possessive groups would be shorter, but Python 3.11.2 (Debian 12) matches them wrongly."""
+"""Matches a number, never a part of one. Possessive groups would be shorter, but Python 3.11.2 (Debian 12) matches them
+wrongly.
+"""
 OPERATOR = r"(?:[-+*/×÷·−]|\\times|\\cdot|\\div)"
 SAID = re.compile(rf"=\s*(-?\s*{NUMBER})(?![\w^%\\]|[ \t]*{OPERATOR})")
 """Matches an equals sign and a right side that is only a number."""

@@ -130,6 +130,15 @@ def test_unreadable_file_is_a_fault(tmp_path: Path, text: str | None, code: str)
     assert (fault.place, fault.code) == (WHERE, code) and str(path) in fault.problem
 
 
+def test_missing_parameters_have_deepspeeds_defaults(tmp_path: Path) -> None:
+    file = write(tmp_path, {"optimizer": {"type": "Adam"}, "scheduler": {"type": "WarmupLR"}})
+    arguments = read(file).sft_train.training_args
+    assert (arguments.learning_rate, arguments.warmup_steps) == (1e-3, 1000)
+    given = ("+sft_train.training_args.learning_rate=0.5", "+sft_train.training_args.warmup_steps=7")
+    arguments = read(file, *given).sft_train.training_args
+    assert (arguments.learning_rate, arguments.warmup_steps) == (0.5, 7)
+
+
 def test_auto_is_the_key_of_the_role(tmp_path: Path) -> None:
     rates = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
     steps = dict.fromkeys(("total_num_steps", "warmup_max_lr", "warmup_num_steps"), "auto")
