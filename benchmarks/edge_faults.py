@@ -188,19 +188,18 @@ def signals() -> tuple[Play, ...]:
     return (
         single("term", driver("SIGTERM", term, named=named), 130),
         single("term-twice", driver("SIGTERM twice", term, replace(term, delay=1.4), named=named), 130),
-        single("hangup", driver("SIGHUP", Hit(Kind.DRIVER, SIGHUP), named=named), 130),
+        single("hangup", Fault("SIGHUP", hits=(Hit(Kind.DRIVER, SIGHUP),), noticed=""), 0),
         Play("renamed", sft(), (killed,), ((-SIGKILL,), (0,)), still="still-sft"),
     )
 
 
 def terminals() -> tuple[Play, ...]:
     """Return the fine-tuning runs that lose what reads their output."""
-    lost = {"steps": 12, "closes_reader": True}
-    closed = driver("terminal closed", **lost, named="stopped by a signal")
+    lost = {"steps": 12, "closes_reader": True, "noticed": ""}
     return (
-        single("no-terminal", closed, 130, reader=Reader.TERMINAL),
+        single("no-terminal", Fault("terminal closed", **lost), 0, reader=Reader.TERMINAL),
         single("no-reader", Fault("stdout closed from the start", steps=0, noticed=""), 0, reader=Reader.GONE),
-        single("lost-reader", Fault("reader of stdout killed", **lost, noticed=""), 0, reader=Reader.PIPE),
+        single("lost-reader", Fault("reader of stdout killed", **lost), 0, reader=Reader.PIPE),
     )
 
 
@@ -299,7 +298,7 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="file for the table")
     options = parser.parse_args()
     signal.signal(SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no run outlives the campaign
-    if signal.getsignal(SIGHUP) is signal.SIG_IGN:  # under nohup; the runs must not ignore it too
+    if signal.getsignal(SIGHUP) is signal.SIG_IGN:  # under nohup; the runs must not inherit it
         signal.signal(SIGHUP, lambda number, _: None)
     folder = options.folder.absolute()
     prepare(folder)

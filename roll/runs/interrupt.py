@@ -1,9 +1,10 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP from the start of a run to its end.
+"""Handles signals from the start of a run to its end: Ctrl-C (SIGINT) and SIGTERM end it, SIGHUP does not.
 
 before the first step   a signal ends the run at once, because there is nothing to save
-during the steps        the first signal ends the run after the current step, with a checkpoint; a second one ends it at
-once during the shutdown     signals are ignored: ending processes, removing folders and closing records have deadlines
-of their own
+during the steps        the first signal ends the run after the current step, with a checkpoint; after it, Ctrl-C ends
+                        the run at once, but SIGTERM, which launchers and batch systems may repeat, does not
+during the shutdown     signals are ignored: ending processes, removing folders and closing records have deadlines of
+                        their own
 """
 
 from __future__ import annotations
@@ -39,10 +40,9 @@ class Interrupt:
         return self._happened
 
     def __enter__(self) -> Interrupt:
-        self._before = {number: signal.getsignal(number) for number in SIGNALS}
-        if self._before[signal.SIGHUP] is signal.SIG_IGN:  # ignored by nohup
-            del self._before[signal.SIGHUP]
-        for number in self._before:
+        self._before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP)}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number in SIGNALS:
             signal.signal(number, self._handle)
         return self
 
@@ -69,23 +69,24 @@ class Interrupt:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._work is not None:
-            self._work[0].call_soon_threadsafe(self._report, signal.Signals(number).name, self._clock())
+            self._work[0].call_soon_threadsafe(self._report, signal.Signals(number), self._clock())
         elif not self._is_ending:
             self._happened = self._is_ending = True
             raise KeyboardInterrupt
 
-    def _report(self, name: str, now: float) -> None:
+    def _report(self, number: signal.Signals, now: float) -> None:
         """Handle a signal that arrived at the time `now`. Runs in the event loop."""
-        if self._work is None or self._happened and now - self._first < SAME_SECONDS:
+        is_repeated = number is not signal.SIGINT or now - self._first < SAME_SECONDS
+        if self._work is None or self._happened and is_repeated:
             return
         if self._happened or not self._has_begun:
-            LOG.info("%s: the run ends at once", name)
+            LOG.info("%s: the run ends at once", number.name)
             self._work[1].cancel()
         else:
             self._happened, self._first = True, now
-            LOG.info("%s: the run ends after the current step", name)
+            LOG.info("%s: the run ends after the current step", number.name)
             print(
-                "\ninterrupted: the run ends after the current step; interrupt again to end it at once",
+                "\ninterrupted: the run ends after the current step; Ctrl-C ends it at once",
                 file=sys.stderr,
                 flush=True,
             )

@@ -13,7 +13,8 @@ from types import FrameType
 from roll.errors import INTERRUPTED, PART_FAILED, RollError
 from roll.system.terminal import guarded_terminal
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end a command. SIGHUP does not: a command goes on without its terminal, as under `nohup`."""
 
 
 def run_command(work: Callable[[], object]) -> int:
@@ -42,19 +43,20 @@ def run_command(work: Callable[[], object]) -> int:
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
     """A context in which a signal raises KeyboardInterrupt, until the yielded function is called. Then signals are
-    ignored, also while the interpreter exits, since libraries take a while to end.
+    ignored, also while the interpreter exits, since libraries take a while to end. SIGHUP is always ignored.
     """
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     def settle() -> None:
-        for number in SIGNALS:
+        for number in before:
             signal.signal(number, signal.SIG_IGN)
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in SIGNALS:
+        if before[number] is not signal.SIG_IGN:  # as in a shell's background job
             signal.signal(number, interrupted)
     try:
         yield settle

@@ -12,8 +12,11 @@ STATUS = 130
 
 
 def end_at_signals() -> None:
-    """Let a signal end the command with its status. Nothing has to be cleaned up yet. Ignored signals stay ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    """Let a signal end the command with its status, and ignore the end of its terminal. Nothing has to be cleaned up
+    yet. Ignored signals stay ignored.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
 

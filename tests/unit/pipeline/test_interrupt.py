@@ -1,4 +1,4 @@
-"""The effect of SIGINT, SIGTERM and SIGHUP from the start of a run to its end, tested with real signals."""
+"""The effect of signals from the start of a run to its end, tested with real signals."""
 
 from __future__ import annotations
 
@@ -78,25 +78,30 @@ def test_the_first_ends_the_run_after_its_step(number: int, capsys: pytest.Captu
     with pytest.raises(KeyboardInterrupt):
         run(work, ended)
     assert done == ["step", "checkpoint"] and ended == ["role", "cluster"]
-    assert "interrupt again" in capsys.readouterr().err
+    assert "Ctrl-C ends it at once" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_the_second_ends_it_at_once(number: int) -> None:
-    done, ended = [], []
+@pytest.mark.parametrize("first", SIGNALS)
+@pytest.mark.parametrize(("second", "steps"), [(signal.SIGINT, []), (signal.SIGTERM, ["step"])])
+def test_only_a_person_ends_it_at_once(first: int, second: int, steps: list[str]) -> None:
+    done, ended, taken = [], [], []
 
     async def work(interrupt: Interrupt) -> None:
-        asyncio.get_running_loop().call_soon(send, number)
+        asyncio.get_running_loop().call_soon(send, first)
         await limits.comes_true(interrupt.happened, "the first signal has arrived")
-        now.append(now[-1] + SAME_SECONDS)
-        asyncio.get_running_loop().call_soon(send, number)
-        await asyncio.sleep(limits.CALL)
+        asyncio.get_running_loop().call_soon(send, second)
+        await limits.comes_true(lambda: len(taken) == 2, "the second signal has arrived")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         done.append("step")
 
-    now = [0.0]
+    def clock() -> float:
+        taken.append("signal")
+        return SAME_SECONDS * len(taken)
+
     with pytest.raises(KeyboardInterrupt):
-        run(work, ended, clock=lambda: now[-1])
-    assert not done and ended == ["role", "cluster"]
+        run(work, ended, clock=clock)
+    assert done == steps and ended == ["role", "cluster"]
 
 
 def test_signals_within_a_second_are_one() -> None:
@@ -123,14 +128,23 @@ def test_signals_within_a_second_are_one() -> None:
     assert done == ["step"] and ended == ["role", "cluster"]
 
 
-def test_hangup_ignored_by_nohup_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def test_a_run_goes_on_without_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, handler := lambda number, _: pytest.fail("SIGHUP was handled"))
+    done, ended = [], []
+
+    async def work(interrupt: Interrupt) -> None:
+        send(signal.SIGHUP)
+        await step(interrupt)
+        send(signal.SIGHUP)
+        await step(interrupt)
+        done.append("step")
+
     try:
-        with Interrupt():
-            send(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        run(work, ended, at_end=lambda: send(signal.SIGHUP))
+        assert signal.getsignal(signal.SIGHUP) is handler
     finally:
         signal.signal(signal.SIGHUP, before)
+    assert done == ["step"] and ended == ["role", "cluster"]
 
 
 def test_one_is_enough_before_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +156,7 @@ def test_one_is_enough_before_the_first_step(capsys: pytest.CaptureFixture[str])
 
     with pytest.raises(KeyboardInterrupt):
         run(work, ended)
-    assert ended == ["role", "cluster"] and "interrupt again" not in capsys.readouterr().err
+    assert ended == ["role", "cluster"] and "Ctrl-C" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", SIGNALS)
