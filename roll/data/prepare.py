@@ -1,5 +1,5 @@
 """`python -m roll.data.prepare SET [--source FOLDER] [--output FOLDER]`: writes a public data set as files that the
-examples read.
+examples read. The set `roll` stands for all files of ROLL's RLVR examples, `roll:DOMAIN` for one of them.
 
 Exit status: 0 done, 2 the set cannot be read or written, 3 failed otherwise, 130 interrupted.
 
@@ -21,38 +21,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from roll.algorithms.methods import declared
 from roll.data.json_text import parsed
+from roll.data.public_rows import BOX, AnotherLayout, LeftOut, PreparedRow, messages_at, number_at, text_at
+from roll.data.roll_files import ROLL_FILES, RollFile
 from roll.errors import DataError, Fault
+from roll.registry import imported
 from roll.system.command import run_command
-from roll.system.own_folder import new_folder
+from roll.system.own_folder import new_folder, own_folder
 
-BOX = "Reason step by step, and put the final answer within \\boxed{}."
-"""Instruction that Qwen2.5 was trained with for mathematics. `math_rule` reads the answer from the box."""
+if TYPE_CHECKING:
+    from roll.data.sources import Source
+
 CALCULATION = re.compile(r"<<[^<>]*>>")
 """GSM8K's calculator annotations: `48/2 = <<48/2=24>>24`."""
 NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 MARK = "####"
 """Mark before the final answer in GSM8K."""
-
-
-class LeftOut(Exception):
-    """A row without anything to learn. The text is the reason, and completes a sentence that begins with "3 rows"."""
-
-
-class AnotherLayout(Exception):
-    """A row that does not have the layout of the set. The text is the fault."""
-
-
-@dataclass(frozen=True)
-class PreparedRow:
-    """A line of a prepared file."""
-
-    key: str
-    """The question. Of several rows with the same key only one is written."""
-    columns: Mapping[str, Any]
-    """The row to write."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +68,7 @@ def gsm8k(row: Mapping[str, Any]) -> PreparedRow:
         LeftOut: there is no number after `####`.
         AnotherLayout: `question` or `answer` is not a text.
     """
-    question, answer = _text(row, "question").strip(), _text(row, "answer")
+    question, answer = text_at(row, "question").strip(), text_at(row, "answer")
     solution, mark, last = answer.rpartition(MARK)
     number = last.strip().removeprefix("$").replace(",", "")
     if not mark or not NUMBER.fullmatch(number):
@@ -109,11 +96,11 @@ def preferences(row: Mapping[str, Any]) -> PreparedRow:
         LeftOut: a response is empty, the responses are the same, or the chosen response does not have the higher score.
         AnotherLayout: the columns are different.
     """
-    chosen, rejected = (_messages(row, column) for column in ("chosen", "rejected"))
+    chosen, rejected = (messages_at(row, column) for column in ("chosen", "rejected"))
     if chosen[:-1] != rejected[:-1] or len(chosen) < 2:
         raise AnotherLayout("'chosen' and 'rejected' are not conversations that differ only in their last message")
     better, worse = chosen[-1]["content"], rejected[-1]["content"]
-    margin = _number(row, "score_chosen") - _number(row, "score_rejected")
+    margin = number_at(row, "score_chosen") - number_at(row, "score_rejected")
     if not better.strip() or not worse.strip():
         raise LeftOut("with an empty response")
     if better == worse:
@@ -133,45 +120,12 @@ def conversation(row: Mapping[str, Any]) -> PreparedRow:
             system message.
         AnotherLayout: `messages` is not a list of messages.
     """
-    messages = _messages(row, "messages")
+    messages = messages_at(row, "messages")
     if messages[-1]["role"] != "assistant" or len(messages) < 2:
         raise LeftOut("that do not end with an answer of the assistant")
     if not all(message["content"].strip() for message in messages if message["role"] != "system"):
         raise LeftOut("with an empty message")
     return PreparedRow(repr(messages[:-1]), {"messages": messages})
-
-
-def _text(row: Mapping[str, Any], column: str) -> str:
-    value = row.get(column)
-    if not isinstance(value, str):
-        raise AnotherLayout(_other_column(row, column, "a text"))
-    return value
-
-
-def _number(row: Mapping[str, Any], column: str) -> float:
-    value = row.get(column)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AnotherLayout(_other_column(row, column, "a number"))
-    return float(value)
-
-
-def _messages(row: Mapping[str, Any], column: str) -> list[dict[str, str]]:
-    """Return the messages of a column with role and content only."""
-    value = row.get(column)
-    if not isinstance(value, list) or not value:
-        raise AnotherLayout(_other_column(row, column, "a list of messages"))
-    for message in value:
-        if not isinstance(message, Mapping) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
-            raise AnotherLayout(f"'{column}' holds a message without a text as 'role' and 'content'")
-    return [{"role": message["role"], "content": message["content"]} for message in value]
-
-
-def _other_column(row: Mapping[str, Any], column: str, kind: str) -> str:
-    if row.get(column) is None:
-        return f"there is no column '{column}'; the row has: {', '.join(row) or 'nothing'}"
-    return f"'{column}' is not {kind}"
 
 
 SETS: Mapping[str, PublicSet] = {
@@ -196,6 +150,10 @@ SETS: Mapping[str, PublicSet] = {
 }
 
 
+ROLL = "roll"
+"""Name of the set of all files of ROLL's examples."""
+ROLL_ROWS, HELD_OUT = 5000, 256
+"""Defaults of `--rows`, about the size of ROLL's own files, and of `--validation`."""
 TRAIN, VALIDATION, TEST = "train.jsonl", "validation.jsonl", "test.jsonl"
 REPEATED = "with the question of an earlier row"
 """Reason for leaving rows out. In the summary it follows their number: "3 row(s) with ..."."""
@@ -227,40 +185,96 @@ class WrittenRows:
     """Number of left-out rows by reason, for each split of the source."""
 
 
+@dataclass(frozen=True)
+class RollRequest:
+    """The options of the command line for files of ROLL's examples."""
+
+    domains: tuple[str, ...]
+    """Keys of `ROLL_FILES`."""
+    source: str | None
+    """With one domain a copy of its set; with several the folder that holds a copy of each set. None: the Hub."""
+    output: Path
+    """Folder to write the files into."""
+    rows: int
+    """Largest number of rows of a file."""
+    seed: int
+    """Seed that decides which rows are written if there are more."""
+
+
+@dataclass(frozen=True)
+class WrittenRollFile:
+    """Row counts of one written file of ROLL's examples."""
+
+    path: Path
+    source: str
+    rows: int
+    """Number of rows."""
+    usable: int
+    """Number of rows of the set that could be converted."""
+    drawn: int
+    """Number of rows that were drawn from these. The reward checks only them."""
+    left_out: Mapping[str, int]
+    """Number of left-out rows by reason."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare the data set given on the command line. Return the exit status."""
     given = prepare_parser().parse_args(argv)
-    public = SETS[given.set]
+    return run_command(lambda: print(_prepared(given)))
+
+
+def _prepared(given: argparse.Namespace) -> str:
+    """Write the files of a command line. Return the summary to print."""
+    name, is_roll = given.set, given.set.partition(":")[0] == ROLL
+    for option, value, what in (
+        ("--rows", given.rows, f"of {ROLL} and {ROLL}:DOMAIN"),
+        ("--validation", given.validation, f"of the sets without the prefix {ROLL}"),
+    ):
+        if value is not None and (option == "--rows") != is_roll:
+            problem = f"{value}, but it is an option {what}, and the set is '{name}'"
+            raise DataError(Fault(option, problem, "remove it", "no_effect"))
+    if is_roll:
+        domains = tuple(ROLL_FILES) if name == ROLL else (name.partition(":")[2],)
+        most = ROLL_ROWS if given.rows is None else given.rows
+        wanted = RollRequest(domains, given.source, given.output or Path("data"), most, given.seed)
+        return "\n".join(line for file in write_roll(wanted) for line in _roll_lines(file, given.seed))
+    held_out = HELD_OUT if given.validation is None else given.validation
     wish = SetRequest(
-        given.set,
-        given.source or public.hub_name,
-        given.output or Path("data") / given.set,
-        given.validation,
-        given.seed,
+        name, given.source or SETS[name].hub_name, given.output or Path("data") / name, held_out, given.seed
     )
-    return run_command(lambda: print(rows_summary(wish, write_set(wish))))
+    return rows_summary(wish, write_set(wish))
 
 
 def prepare_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    sets = "\n".join(f"  {name}: {public.hub_name}\n    {public.holds}" for name, public in SETS.items())
+    sets = [f"  {name}: {public.hub_name}\n    {public.holds}" for name, public in SETS.items()]
+    sets.append(f"  {ROLL}: all of the following, files in the format of ROLL, for rlvr")
+    sets += [f"  {ROLL}:{name}: {file.hub_name}\n    {file.name}" for name, file in ROLL_FILES.items()]
     found = argparse.ArgumentParser(
         "python -m roll.data.prepare",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Write a public data set as train.jsonl, validation.jsonl and test.jsonl.",
-        epilog=f"sets:\n{sets}",
+        description="Write a public data set as train.jsonl, validation.jsonl and test.jsonl; or the files that the "
+        "examples\nwith Qwen2.5-7B and 72B read.",
+        epilog="sets:\n" + "\n".join(sets),
     )
-    found.add_argument("set", choices=SETS, help="name of the set")
+    names = [*SETS, ROLL, *(f"{ROLL}:{name}" for name in ROLL_FILES)]
+    found.add_argument("set", choices=names, metavar="SET", help="name of the set, one of the list below")
     found.add_argument(
         "--source",
-        help="folder with a copy of the set, or another Hub name with its splits and columns (default: the Hub)",
+        help="folder or file with a copy of the set, or another Hub name with its splits and columns; for "
+        f"{ROLL} a folder with a copy of each set, named as on the Hub without the owner (default: the Hub)",
     )
-    found.add_argument("--output", type=Path, help="folder to write; it must not exist (default: data/SET)")
     found.add_argument(
-        "--validation", type=_count, default=256, help="number of training rows to hold out (default: 256)"
+        "--output", type=Path, help=f"folder to write; it must not exist (default: data/SET); for {ROLL}: data"
     )
-    found.add_argument("--seed", type=int, default=42, help="seed that decides which rows are held out (default: 42)")
+    found.add_argument("--validation", type=_count, help=f"number of training rows to hold out (default: {HELD_OUT})")
+    found.add_argument(
+        "--rows", type=_size, help=f"largest number of rows of a file of {ROLL} (default: {ROLL_ROWS:,})"
+    )
+    found.add_argument(
+        "--seed", type=int, default=42, help="seed that decides which rows are held out, or drawn (default: 42)"
+    )
     return found
 
 
@@ -304,37 +318,142 @@ def rows_summary(wish: SetRequest, prepared: WrittenRows) -> str:
     return "\n".join(lines)
 
 
+def write_roll(wish: RollRequest) -> list[WrittenRollFile]:
+    """Write files of ROLL's examples into the folder `wish.output`: all of them or none. Each row's `id` is its number
+    in the source. The same source and seed give the same files.
+
+    Raises:
+        DataError: a source cannot be read or has an unexpected layout or no usable row, or a file exists or cannot be
+            created.
+    """
+    files = [ROLL_FILES[domain] for domain in wish.domains]
+    if existing := [wish.output / file.name for file in files if (wish.output / file.name).exists()]:
+        remedy = "give --output another folder, or remove the file"
+        raise DataError(*[Fault("--output", f"'{path}' exists already", remedy, "already_exists") for path in existing])
+    found = _roll_sources(wish, files)
+    with ExitStack() as stack:
+        try:
+            wish.output.mkdir(parents=True, exist_ok=True)
+            site = stack.enter_context(own_folder(wish.output))
+        except OSError as error:
+            raise DataError(_not_writable(wish.output, error)) from error
+        done = [_write_roll(wish, site, file, *found[file.name]) for file in files]
+        for file in files:
+            (site / file.name).rename(wish.output / file.name)
+    return done
+
+
+def _roll_sources(wish: RollRequest, files: Sequence[RollFile]) -> dict[str, tuple[str, list[Source]]]:
+    """Return the name and the sources of each file's set, by the file's name. Raises DataError with all that cannot be
+    read.
+    """
+    found: dict[str, tuple[str, list[Source]]] = {}
+    faults: list[Fault] = []
+    for file in files:
+        name = file.hub_name if wish.source is None else wish.source
+        if wish.source is not None and len(files) > 1:
+            name = str(Path(wish.source) / file.copy_name)
+        inside = Path(name) / file.inside
+        remedy = f"give --source a copy of {file.hub_name}, with its split {file.split}; or check the network"
+        try:
+            read = str(inside) if file.inside and inside.is_file() else name
+            found[file.name] = (name, _found(read, file.split, remedy))
+        except DataError as error:
+            faults += error.faults
+    if faults:
+        raise DataError(*faults)
+    return found
+
+
+def _write_roll(wish: RollRequest, site: Path, file: RollFile, name: str, sources: Sequence[Source]) -> WrittenRollFile:
+    """Write one file into the folder `site`. Raises DataError if a row has another layout, or none can be used."""
+    rows = (
+        row if isinstance(row, LeftOut) else PreparedRow(row.key, {"id": str(number), **row.columns})
+        for number, row in _converted(sources, file.convert, file.hub_name)
+    )
+    whole = site / "whole.jsonl"
+    usable, left_out = _write(whole, rows, set())
+    if not usable:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it has no rows"
+        raise DataError(Fault(name, f"no row can be used: {reasons}", f"give a copy of {file.hub_name}", "too_small"))
+    drawn = frozenset(random.Random(wish.seed).sample(range(usable), min(usable, wish.rows)))
+    accepted = 0
+    with whole.open(encoding="utf-8") as lines, (site / file.name).open("w", encoding="utf-8") as kept:
+        for line in (line for number, line in enumerate(lines) if number in drawn):
+            if _is_refused(file, json.loads(line)):
+                left_out[f"that {file.reward} cannot use"] += 1
+                continue
+            kept.write(line)
+            accepted += 1
+    whole.unlink()
+    return WrittenRollFile(wish.output / file.name, name, accepted, usable, len(drawn), left_out)
+
+
+def _is_refused(file: RollFile, row: Mapping[str, Any]) -> bool:
+    """Whether the reward of the file's domain would refuse the row before a run."""
+    if not file.reward:
+        return False
+    # By its name, because rewards stand above data in the layers.
+    check = declared(imported(f"roll.rewards.functions.{file.reward}:{file.reward}")).check_row
+    try:
+        check(row)
+    except ValueError:
+        return True
+    return False
+
+
+def _roll_lines(file: WrittenRollFile, seed: int) -> list[str]:
+    drawn = f", {file.drawn:,} drawn from {file.usable:,} with seed {seed}" if file.usable > file.drawn else ""
+    left_out = [
+        f"left out of {file.source}: {rows:,} row(s) {reason}" for reason, rows in sorted(file.left_out.items())
+    ]
+    return [f"{file.path}: {file.rows:,} row(s) of {file.source}{drawn}", *left_out]
+
+
 def _rows(wish: SetRequest, public: PublicSet, split: str) -> Iterator[PreparedRow | LeftOut]:
     """Yield, for each row of a split in order, the prepared row or the reason why it is left out.
 
     Raises:
         DataError: the source cannot be read, or a row does not have the layout of the set.
     """
+    remedy = (
+        f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; or check "
+        f"the network"
+    )
+    sources = _found(wish.source, split, remedy)
+    return (row for _, row in _converted(sources, public.convert, public.hub_name))
+
+
+def _found(name: str, split: str, remedy: str) -> list[Source]:
+    """Return the sources of a name. Raises DataError with the given remedy if they cannot be read."""
     from roll.data.sources import find_sources  # Here, so that `--help` does not import datasets.
 
     try:
-        sources = find_sources(wish.source, split)
+        return find_sources(name, split)
     except DataError as error:
-        remedy = (
-            f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; or "
-            f"check the network"
-        )
         raise DataError(*[Fault(fault.place, fault.problem, remedy, fault.code) for fault in error.faults]) from error
+
+
+def _converted(
+    sources: Sequence[Source], convert: Callable[[Mapping[str, Any]], PreparedRow], hub_name: str
+) -> Iterator[tuple[int, PreparedRow | LeftOut]]:
+    """Yield the number of each row with the converted row, or with the reason why it is left out.
+
+    Raises:
+        DataError: a row cannot be read, or does not have the layout of the set.
+    """
     for source in sources:
         for raw in source.rows():
             place = f"{source.name}:{raw.number}"
             if raw.problem:
-                raise DataError(Fault(place, raw.problem, f"give an undamaged copy of {public.hub_name}", "unreadable"))
+                raise DataError(Fault(place, raw.problem, f"give an undamaged copy of {hub_name}", "unreadable"))
             try:
-                yield public.convert(parsed(raw.text))
+                yield raw.number, convert(parsed(raw.text))
             except LeftOut as reason:
-                yield reason
+                yield raw.number, reason
             except AnotherLayout as error:
-                raise DataError(
-                    Fault(
-                        place, str(error), f"give a copy of {public.hub_name} with the layout on the Hub", "malformed"
-                    )
-                ) from error
+                remedy = f"give a copy of {hub_name} with the layout on the Hub"
+                raise DataError(Fault(place, str(error), remedy, "malformed")) from error
 
 
 def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) -> tuple[int, Counter[str]]:
@@ -389,11 +508,13 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
             folder = stack.enter_context(new_folder(out))
             folder.mkdir()
         except OSError as error:
-            problem = f"'{out}' cannot be created: {error}"
-            raise DataError(
-                Fault("--output", problem, "give a folder in a place that you can write to", "not_writable")
-            ) from error
+            raise DataError(_not_writable(out, error)) from error
         yield folder
+
+
+def _not_writable(out: Path, error: OSError) -> Fault:
+    problem = f"'{out}' cannot be created: {error}"
+    return Fault("--output", problem, "give a folder in a place that you can write to", "not_writable")
 
 
 def _count(text: str) -> int:
@@ -401,6 +522,13 @@ def _count(text: str) -> int:
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
+
+
+def _size(text: str) -> int:
+    """Return the whole number of at least 1 that `text` stands for. Raises ArgumentTypeError for any other text."""
+    if text.isdecimal() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
 
 
 if __name__ == "__main__":

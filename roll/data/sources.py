@@ -128,7 +128,7 @@ MOST_LISTED = 12
 ROWS_AT_ONCE = 1000
 LARGEST_FIELD = 1 << 30
 """Largest number of characters of a value in a CSV file."""
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w./-]+)?")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,8 @@ class Source:
 def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
     """Return the sources of the names in `data_args.file_name`, in order. The files of a folder are sorted by path.
 
-    A name that is neither a file nor a folder is looked up on the Hub, as `owner/name` or `owner/name:config`.
+    A name that is neither a file nor a folder is looked up on the Hub, as `owner/name`, as `owner/name:config`, or as
+    `owner/name:path` for one file of the set, whatever its split.
 
     Raises:
         DataError: some names lead to no rows; there is one fault for each.
@@ -232,7 +233,7 @@ def _resolve(name: str, split: str) -> list[Source]:
     if path.is_dir():
         saved = any((path / marker).exists() for marker in ("state.json", "dataset_dict.json"))
         return [_saved(path, split)] if saved else _folder(path, split)
-    if path.suffix.lower() in SUFFIXES or not HUB_NAME.fullmatch(name):
+    if (_is_read(name) and ":" not in name) or not HUB_NAME.fullmatch(name):
         raise DataError(
             Fault(
                 name,
@@ -335,9 +336,12 @@ def _check_stream(path: Path) -> None:
 
 
 def _hub(name: str, split: str) -> Source:
-    hub_name, _, configuration = name.partition(":")
+    hub_name, _, part = name.partition(":")
     try:
-        loaded = datasets.load_dataset(hub_name, configuration or None, split=split)
+        if _is_read(part):
+            loaded = datasets.load_dataset(hub_name, data_files=part, split="train")
+        else:
+            loaded = datasets.load_dataset(hub_name, part or None, split=split)
     except Exception as error:  # The client raises a dozen types of errors: network, name, format.
         problem = f"is not a local path, and cannot be loaded from the Hub: {type(error).__name__}: {error}"
         remedy = f"check the name (`owner/name` or `owner/name:config`), split ('{split}') and network, or give a path"

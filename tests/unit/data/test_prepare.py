@@ -15,8 +15,6 @@ from roll.data.prepare import (
     TEST,
     TRAIN,
     VALIDATION,
-    AnotherLayout,
-    LeftOut,
     SetRequest,
     conversation,
     gsm8k,
@@ -24,6 +22,7 @@ from roll.data.prepare import (
     preferences,
     write_set,
 )
+from roll.data.public_rows import AnotherLayout, LeftOut
 from roll.rewards.answers import last_boxed
 from roll.rewards.functions.math_rule import math_rule
 from roll.types import Prompt

@@ -170,6 +170,8 @@ def test_hub_name_loads_with_configuration_and_split(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert read("owner/set:main", split="test") == [("owner/set:main", 1, ROWS[0]), ("owner/set:main", 2, ROWS[1])]
     assert asked == [(("owner/set", "main"), {"split": "test"})]
+    assert len(read("owner/set:Data/rows.jsonl", split="test")) == 2
+    assert asked[1:] == [(("owner/set",), {"data_files": "Data/rows.jsonl", "split": "train"})]
 
 
 def test_hub_failure_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
