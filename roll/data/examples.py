@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
+from roll.config.schema.offline import Truncation
 from roll.data.chat import ChatTemplate, TemplateFault, checked_renderer, render_example, render_turns
 from roll.data.messages import UNLEARNT
 from roll.data.native import Messages
@@ -29,7 +30,7 @@ from roll.data.rows import (
     remarks_of,
     template_arguments,
 )
-from roll.data.sources import find_sources
+from roll.data.sources import Source, find_sources
 from roll.data.tables import (
     Preparation,
     Texts,
@@ -54,6 +55,12 @@ UNTHOUGHT = (
     "prompt than in RL"
 )
 """A remark on rows; see `Texts.remarks`."""
+SHORTENED: Mapping[Truncation, str] = {
+    "end": "were cut at the end, so that their response has no end",
+    "middle": "were cut in the middle of the prompt",
+    "start": "were cut at the start of the prompt",
+}
+"""What happened to the rows of `ExampleSet.shortened`. Each continues "3 of its rows"."""
 Kind = Literal["responses", "turns", "labelled", "pairs"]
 """Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or
 two responses to compare.
@@ -80,10 +87,54 @@ class RowRange:
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """Largest lengths of a row's prompt and of its response, in tokens."""
+    """Largest lengths of a row in tokens, and what happens to longer rows."""
 
     prompt: int
     response: int
+    together: int | None = None
+    """Limit of prompt and response together. None: the sum of the two limits."""
+    truncation: Truncation = "drop"
+
+    @classmethod
+    def of_whole(cls, tokens: int, truncation: Truncation = "drop") -> LengthLimits:
+        """Return one limit for prompt and response together."""
+        return cls(tokens, tokens, tokens, truncation)
+
+    def __str__(self) -> str:
+        if self.together is not None:
+            return f"max_length {self.together}"
+        return f"prompt_length {self.prompt} and response_length {self.response}"
+
+    @property
+    def longest(self) -> int:
+        """Return the largest number of tokens of a row, or of one sequence of a pair."""
+        return self.prompt + self.response if self.together is None else self.together
+
+    def fits(self, prompt: Ints, response: Ints) -> Bools:
+        """Return a mask [rows] of the rows that are not too long. For pairs, `response` is that of the longer one."""
+        parts = (prompt <= self.prompt) & (response <= self.response)
+        return parts & (prompt.astype(np.int64) + response <= self.longest)
+
+    def shortens(self, unlearnt: Ints, response: Ints) -> Bools:
+        """Return a mask [rows] of the rows that could be cut without losing all that they teach.
+
+        Args:
+            unlearnt: number of tokens before the first one that is learnt.
+            response: as in `fits`.
+        """
+        if self.truncation == "drop":
+            return np.zeros(len(response), np.bool_)
+        return (unlearnt if self.truncation == "end" else response) < self.longest
+
+    def gap(self, prompt: int, response: int) -> tuple[int, int] | None:
+        """Return the indices [first, end) of the tokens to remove from a row that is too long; None if it fits, or if
+        such rows are dropped. At least one token of the prompt stays before the response.
+        """
+        excess = prompt + response - self.longest
+        if excess <= 0 or self.truncation == "drop":
+            return None
+        first = {"end": self.longest, "middle": (prompt - excess) // 2, "start": 0}[self.truncation]
+        return first, first + excess
 
 
 @dataclass(frozen=True)
@@ -116,15 +167,16 @@ class ExampleSet:
     """[examples], index of the first token of each example in its row: 0, except for later examples of a long raw text.
     """
     too_long: Mapping[str, int]
-    """Number of rows of each file that were dropped because their prompt or a response exceeds its limit."""
+    """Number of rows of each file that were dropped because they are too long."""
+    shortened: Mapping[str, int]
+    """Number of rows of each file that were cut because they are too long. They stay in the set."""
     wordless: Mapping[str, int]
     """Number of rows of each file that were dropped because a response has no token to predict."""
     alike: Mapping[str, int]
     """Number of pairs of each file whose two responses are the same. They stay in the set."""
     remarks: Mapping[str, Mapping[str, int]]
     """Number of rows of each file by remark; see `Texts.remarks`. The rows stay in the set."""
-    _longest: int
-    """Largest number of tokens of an example from raw text."""
+    _limits: LengthLimits
     _learn_all: bool
     """Whether the tokens of the prompt are learnt too."""
     _table: datasets.Dataset = field(repr=False)
@@ -134,29 +186,58 @@ class ExampleSet:
 
     @property
     def identity(self) -> str:
-        """See `tables.identity`."""
-        return identity(self._table, self.positions, self.starts)
+        """See `tables.identity`. It also depends on where rows were cut."""
+        cuts = np.frombuffer(f"{self._limits}, {self._limits.truncation}".encode(), np.uint8)
+        return identity(self._table, self.positions, self.starts, *([cuts] if self.shortened else []))
 
     def example(self, index: int) -> Example:
         """Return example `index`, 0 <= index < len(self)."""
         entry = self._table[int(self.positions[index])]
         token_ids = np.asarray(entry["token_ids"], dtype=np.int32)
-        if entry["pieces"]:
-            learnt = np.repeat(np.arange(len(entry["pieces"])) % 2 == 1, entry["pieces"])
-            return Example((ExampleSequence(token_ids, learnt & (np.arange(len(token_ids)) > 0)),), entry["value"])
         prompt, first = entry["prompt_tokens"], entry["prompt_tokens"] + entry["response_tokens"]
+        gap = self._limits.gap(prompt, max(entry["response_tokens"], entry["rejected_tokens"]))
+        if entry["pieces"]:
+            return Example((_cut(token_ids, _learnt_pieces(entry["pieces"], gap), gap),), entry["value"])
         learnt_from = 1 if self._learn_all else prompt
         start = int(self.starts[index])
-        chosen = _sequence(token_ids[:first][start : start + self._longest], learnt_from)
+        # Only raw text is longer than the limit without a gap.
+        whole = token_ids[:first] if gap else token_ids[:first][start : start + self._limits.longest]
+        chosen = _sequence(whole, learnt_from, gap)
         if not entry["rejected_tokens"]:
             return Example((chosen,), entry["value"])
-        rejected = _sequence(np.concatenate([token_ids[:prompt], token_ids[first:]]), learnt_from)
+        rejected = _sequence(np.concatenate([token_ids[:prompt], token_ids[first:]]), learnt_from, gap)
         return Example((chosen, rejected), entry["value"])
 
 
-def _sequence(token_ids: Ints, learnt_from: int) -> ExampleSequence:
+def _sequence(token_ids: Ints, learnt_from: int, gap: tuple[int, int] | None) -> ExampleSequence:
     # The first token is not predicted.
-    return ExampleSequence(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1))
+    return _cut(token_ids, np.arange(len(token_ids)) >= max(learnt_from, 1), gap)
+
+
+def _learnt_pieces(lengths: Sequence[int], gap: tuple[int, int] | None) -> Bools:
+    """Return the mask [T] of the tokens to learn, given the lengths of context, turn, ..., context, response.
+
+    A turn that loses tokens is not learnt, unless it loses all that follows.
+    """
+    learnt = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    learnt[0] = False  # The first token is not predicted.
+    if gap and gap[1] < len(learnt):
+        end = 0
+        for length in lengths:
+            begin, end = end, end + length
+            if begin < gap[1] and end > gap[0]:
+                learnt[begin:end] = False
+    return learnt
+
+
+def _cut(token_ids: Ints, learnt: Bools, gap: tuple[int, int] | None) -> ExampleSequence:
+    """Return a sequence without the tokens of the gap. The token after it is not learnt: its context is another one."""
+    if gap is None:
+        return ExampleSequence(token_ids, learnt)
+    kept = np.ones(len(token_ids), np.bool_)
+    kept[gap[0] : gap[1]] = False
+    known = learnt & (np.arange(len(learnt)) != gap[1])
+    return ExampleSequence(token_ids[kept], known[kept])
 
 
 def prepare_examples(
@@ -172,8 +253,8 @@ def prepare_examples(
     """Prepare rows with given responses, or with raw `text`, as `prepare_prompts` prepares prompts.
 
     Prompts and responses are tokenised separately, as they are when the policy generates. A row is dropped and counted
-    if its prompt or a response exceeds its limit, or if it has no token to learn. Raw text is cut into examples of at
-    most as many tokens as the two limits together.
+    if it is too long, unless `limits.truncation` shortens it, or if it has no token to learn. Raw text is cut into
+    examples of at most `limits.longest` tokens.
 
     Args:
         learn_all: whether to learn the tokens of the prompt too. For raw text this is always the case.
@@ -189,34 +270,74 @@ def prepare_examples(
         raise DataError(Fault("pretrain", problem, "set eos_token in its tokenizer_config.json", "unfit"))
     sources = find_sources(data_args.file_name, data_args.split)
     is_raw = data_args.text is not None
-    render = None if is_raw else checked_renderer(data_args, tokenizer)
-    texts = partial(
-        _texts, data_args=data_args, render=render, unwritten=Unwritten(), eos_token=tokenizer.eos_token, kind=kind
-    )
-    cut = None if is_raw else cut_of(max(limits.prompt, limits.response))
-    preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args, cut)
-    table = prepared_table(sources, preparation, kind, cache_folder)
+    limits = replace(limits, truncation="drop") if is_raw else limits
+    table = _table(sources, data_args, tokenizer, limits, kind, cache_folder)
     check_rows(table, sources)
     check_ids(table, sources, embedded)
 
     meant = part(len(table)) if part else np.ones(len(table), np.bool_)
     prompt, response, rejected = (column(table, f"{name}_tokens") for name in ("prompt", "response", "rejected"))
-    fits = is_raw | ((prompt <= limits.prompt) & (np.maximum(response, rejected) <= limits.response))
+    longer = np.maximum(response, rejected)
+    fits = np.ones(len(table), np.bool_) if is_raw else limits.fits(prompt, longer)
+    cuts = ~fits & limits.shortens(np.ones_like(prompt) if learn_all else _unlearnt(table, limits), longer)
     shortest = np.minimum(response, rejected) if kind == "pairs" else response
     is_learnt = (shortest > 0) & (prompt + shortest > 1)
-    too_long, wordless, alike = (
+    used = (fits | cuts) & is_learnt
+    same = column(table, "alike") | _alike_when_cut(table, cuts & (rejected > 0), limits)
+    too_long, wordless, alike, shortened = (
         count_by_file(table, np.flatnonzero(meant & which), sources)
-        for which in (~fits, fits & ~is_learnt, fits & is_learnt & column(table, "alike"))
+        for which in (~fits & ~cuts, (fits | cuts) & ~is_learnt, used & same, used & cuts)
     )
-    positions = np.flatnonzero(meant & fits & is_learnt)
+    positions = np.flatnonzero(meant & used)
     remarks = count_remarks(table, positions, sources)
     if not len(positions):
-        least = LengthLimits(_least(prompt[meant]), _least(np.maximum(response, rejected)[meant]))
+        least = LengthLimits(_least(prompt[meant]), _least(longer[meant]), _least((prompt + longer)[meant]))
         raise DataError(*_nothing_left(limits, least, too_long, wordless, sources[0].name))
-    longest, starts = limits.prompt + limits.response, np.zeros(len(positions), np.int64)
+    starts = np.zeros(len(positions), np.int64)
     if is_raw:
-        positions, starts = _pieces(positions, prompt + response, longest)
-    return ExampleSet(positions, starts, too_long, wordless, alike, remarks, longest, learn_all or is_raw, table)
+        positions, starts = _pieces(positions, prompt + response, limits.longest)
+    learn_all = learn_all or is_raw
+    return ExampleSet(positions, starts, too_long, shortened, wordless, alike, remarks, limits, learn_all, table)
+
+
+def _table(
+    sources: Sequence[Source],
+    data_args: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: LengthLimits,
+    kind: Kind,
+    cache_folder: Path | None,
+) -> datasets.Dataset:
+    """Return the prepared rows, see `prepared_table`. The tokenizer has an end-of-sequence token."""
+    is_raw = data_args.text is not None
+    render = None if is_raw else checked_renderer(data_args, tokenizer)
+    texts = partial(
+        _texts, data_args=data_args, render=render, unwritten=Unwritten(), eos_token=str(tokenizer.eos_token), kind=kind
+    )
+    # A row is cut by its tokens, so that all of them must be known.
+    cut = cut_of(max(limits.prompt, limits.response)) if limits.truncation == "drop" and not is_raw else None
+    preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args, cut)
+    return prepared_table(sources, preparation, kind, cache_folder)
+
+
+def _unlearnt(table: datasets.Dataset, limits: LengthLimits) -> Ints:
+    """Return the number of tokens [rows] before the first one that is learnt: the prompt, or its first piece."""
+    prompt = column(table, "prompt_tokens")
+    if limits.truncation != "end":
+        return prompt
+    pieces = column(table, "pieces")
+    return np.array([found[0] if len(found) else tokens for found, tokens in zip(pieces, prompt, strict=True)])
+
+
+def _alike_when_cut(table: datasets.Dataset, cuts: Bools, limits: LengthLimits) -> Bools:
+    """Return a mask [rows] of the pairs, among those in `cuts`, whose two responses are the same once they are cut."""
+    found = np.zeros(len(table), np.bool_)
+    for position in np.flatnonzero(cuts) if limits.truncation == "end" else ():
+        entry = table[int(position)]
+        prompt, first = entry["prompt_tokens"], entry["prompt_tokens"] + entry["response_tokens"]
+        room, token_ids = limits.longest - prompt, entry["token_ids"]
+        found[position] = token_ids[prompt:first][:room] == token_ids[first:][:room]
+    return found
 
 
 def _texts(
@@ -345,8 +466,8 @@ def _nothing_left(
     """Return the faults of a set without a usable row.
 
     Args:
-        least: number of tokens of the shortest prompt and of the shortest response. The longer response of a pair
-            counts.
+        least: number of tokens of the shortest prompt, of the shortest response, and of the shortest row. The longer
+            response of a pair counts.
     """
     if not too_long and not wordless:
         return [
@@ -357,13 +478,13 @@ def _nothing_left(
                 "empty",
             )
         ]
-    problem = f"no example fits prompt_length {limits.prompt} and response_length {limits.response}"
-    needed = (
-        f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}, template "
-        f"included"
-    )
+    problem = f"no example fits {limits}"
+    needed = f"the shortest prompt needs at least {least.prompt} tokens, the shortest response {least.response}"
+    if limits.together is not None:
+        needed = f"the shortest row needs at least {least.longest} tokens"
+    needed = f"{needed}, template included"
     faults = [
-        Fault(file, f"{problem}; {count} rows", f"raise the lengths: {needed}", "too_large")
+        Fault(file, f"{problem}; {count} rows", f"raise the limit: {needed}", "too_large")
         for file, count in too_long.items()
     ]
     remedy = "check that the responses are not empty, and that the tokenizer supports their language and template"

@@ -171,6 +171,9 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     run = subject.trained.config if subject.trained else None
     given = _plain(run) if run else {}
     kept = {key: value for key, value in given.items() if key in KEPT}
+    if whole := given.get("max_length"):
+        response = min(request.max_new_tokens or whole // 2, whole - 1)
+        kept |= {"prompt_length": whole - response, "response_length": response}
     engine = _engine(request, run)
     devices = engine.get("device_mapping")
     sets = _sets(request, run)

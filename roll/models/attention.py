@@ -74,7 +74,7 @@ def packed_attention(
     if sliding_window is not None and max_length_q > sliding_window:
         problem = f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}"
         remedy = "or install flash-attn and set model_args.attn_implementation to fa2"
-        raise ValueError(f"{problem}: shorten prompt_length and response_length, {remedy}")
+        raise ValueError(f"{problem}: shorten prompt_length and response_length, or max_length, {remedy}")
     if query.is_cuda and query.dtype != torch.float32:
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
         offsets, longest = cu_seq_lens_q, max_length_q

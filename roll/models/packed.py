@@ -165,7 +165,7 @@ class PackedModel(nn.Module):
             )
             raise ValueError(
                 f"{problem}, because its rotary embedding depends on the length: shorten prompt_length and "
-                f"response_length"
+                f"response_length, or max_length"
             )
         mine = slice(None) if inputs.share is None else inputs.share.tokens
         return self.causal.base_model(

@@ -47,6 +47,8 @@ REFERENCE = "++reference={strategy_args: {strategy_name: hf_infer}}"
 LORA = "++actor_train.model_args.lora_target=all-linear"
 KTO = ("preference_loss=kto", LORA, "~actor_train.data_args.chosen", "~actor_train.data_args.rejected")
 LABELLED = ("actor_train.data_args.response=response", "actor_train.data_args.label=label")
+WHOLE = ("~prompt_length", "~response_length", "max_length=20")
+RAW = ("~sft_train.data_args.prompt", "+sft_train.data_args.text=body")
 
 SFT_FAULTS = [
     (["pipeline=sfd"], "pipeline", "unknown_name", '"sfd"', "did you mean 'sft'"),
@@ -105,6 +107,24 @@ SFT_FAULTS = [
         "which has no prompt",
         "set it to all",
     ),
+    (
+        ["max_length=20"],
+        "max_length",
+        "exclusive",
+        "prompt_length is 16 and response_length is 8",
+        "~prompt_length ~response_length",
+    ),
+    (["~prompt_length", "max_length=20"], "max_length", "exclusive", "20", "~response_length, which"),
+    (["truncation=end"], "truncation", "owner_missing", "max_length is not set", "set max_length"),
+    (
+        [*WHOLE, "truncation=start", "~sft_train.data_args.response", *RAW],
+        "truncation",
+        "no_effect",
+        "'start'",
+        "remove it",
+    ),
+    ([*WHOLE, "truncation=left"], "truncation", "not_allowed", '"left"', "'drop', 'end', 'middle' or 'start'"),
+    (["max_seq_length=20"], "max_seq_length", "unknown_key", "20", "use max_length; prompt and response together"),
     (["loss_on=prompt"], "loss_on", "not_allowed", '"prompt"', "'response', 'assistant' or 'all'"),
     (["beta=0.1"], "beta", "unknown_key", "0.1", "pipeline: dpo"),
 ]

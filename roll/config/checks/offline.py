@@ -176,6 +176,7 @@ def _prompt_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Faul
 def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
     """Yield a fault for each contradiction among the keys that these pipelines share, and those of each pipeline."""
     yield from _held_out(config)
+    yield from _lengths(config)
     if isinstance(config, SftConfig):
         columns = config.sft_train.data_args
         if columns.text and config.loss_on != "all" and "loss_on" in config.model_fields_set:
@@ -185,6 +186,20 @@ def offline_faults(config: OfflineConfig) -> Iterator[Fault]:
         yield from _preferences(config)
     if isinstance(config, DistillConfig):
         yield from distillation_faults(config)
+
+
+def _lengths(config: OfflineConfig) -> Iterator[Fault]:
+    """Yield faults of the limits of a row's length: of the whole row, or of its two parts."""
+    parts = [key for key in ("prompt_length", "response_length") if key in config.model_fields_set]
+    if config.max_length and parts:
+        given = " and ".join(f"{key} is {getattr(config, key)}" for key in parts)
+        without = " ".join(f"~{key}" for key in parts)
+        problem = f"{config.max_length}, the limit of prompt and response together, but {given}"
+        yield Fault("max_length", problem, f"remove it, or {without}, which leaves only max_length", "exclusive")
+    name, learning = row_learner(config)
+    if config.truncation != "drop" and (text := learning.data_args.text):
+        problem = f"'{config.truncation}', but {name}.data_args.text is '{text}', and raw text is cut into pieces"
+        yield Fault("truncation", problem, "remove it", "no_effect")
 
 
 def _held_out(config: OfflineConfig) -> Iterator[Fault]:

@@ -20,6 +20,7 @@ USUAL: Mapping[str, tuple[float, float]] = {
     "prompt_length": (0, 1 << 22),
     "response_length": (0, 1 << 22),
     "sequence_length": (0, 1 << 22),
+    "max_length": (0, 1 << 22),
     "async_generation_ratio": (0, 100),
     "max_turns": (0, 10000),
     "temperature": (0, 10),

@@ -50,8 +50,8 @@ def row_learner(config: OfflineConfig) -> tuple[str, RowsTrainConfig]:
 
 def longest_sequence(config: Config | OfflineConfig) -> int:
     """Return the largest number of tokens of a training sequence: prompt and response, or episode in an environment."""
-    single = config.prompt_length + config.response_length
-    return config.sequence_length or single if isinstance(config, RlvrConfig) else single
+    whole = config.sequence_length if isinstance(config, RlvrConfig) else config.max_length
+    return whole or config.prompt_length + config.response_length
 
 
 def has_pairs(config: Config | OfflineConfig) -> bool:

@@ -19,6 +19,7 @@ from roll.config.derived.placement import generates, model_roles
 from roll.config.derived.trackers import argument_faults, missing_packages
 from roll.config.load.env_file import NAME, env_files, idle_variables, read_env_files
 from roll.config.schema.model import DataConfig
+from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
@@ -87,19 +88,20 @@ def _held_out(config: Config) -> dict[str, DataConfig]:
 
 def _models(config: Config, found: DiskFacts) -> None:
     seen: dict[str, ModelShape | None] = {}
+    limit = "max_length" if isinstance(config, OfflineConfig) and config.max_length else "response_length"
     for role_name, role in model_roles(config).items():
         own = role.model_args.model_name_or_path
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
         if model not in seen:
             # A reward model has its own tokenizer, and does not score texts that are too long for it.
             longest = 0 if isinstance(role, RewardModelRole) else longest_sequence(config)
-            seen[model] = _model(model, where, longest, found)
+            seen[model] = _model(model, where, longest, limit, found)
         shape = seen[model]
         if shape:
             found.shapes[role_name] = shape
 
 
-def _model(model: str, where: str, longest: int, found: DiskFacts) -> ModelShape | None:
+def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -> ModelShape | None:
     file = config_file(model)
     if file is None:
         if _is_local(model) or not HUB_NAME.fullmatch(model):
@@ -129,8 +131,9 @@ def _model(model: str, where: str, longest: int, found: DiskFacts) -> ModelShape
         )
     elif shape.max_position_embeddings and longest > shape.max_position_embeddings:
         problem = f"sequences have up to {longest} tokens, but '{model}' has {shape.max_position_embeddings} positions"
-        remedy = f"keep prompt_length + response_length, and sequence_length, within {shape.max_position_embeddings}"
-        found.faults.append(Fault("response_length", problem, remedy, "too_large"))
+        keys = "max_length" if limit == "max_length" else "prompt_length + response_length, and sequence_length,"
+        remedy = f"keep {keys} within {shape.max_position_embeddings}"
+        found.faults.append(Fault(limit, problem, remedy, "too_large"))
     return shape
 
 

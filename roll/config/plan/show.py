@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from roll.config.derived.batch import age_limit, has_pairs, learner, row_learner, sequences_per_update
+from roll.config.derived.batch import BatchPlan, age_limit, has_pairs, learner, row_learner, sequences_per_update
 from roll.config.derived.domains import environment_of
 from roll.config.derived.fixed_roles import TEACHERS, reward_roles
 from roll.config.derived.placement import RolePlan, judged_in_turn, judging_roles
@@ -318,14 +318,17 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
         lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")
     if isinstance(config, RlvrConfig) and config.environments:
         lines += _episodes(config)
+    lines.append(f"Longest sequence: {_lengths(config, batch)}")
+    return lines
+
+
+def _lengths(config: Config, batch: BatchPlan) -> str:
+    if not isinstance(config, RlvrConfig) and config.max_length:
+        return f"{config.max_length} tokens, prompt and response together"
     single = config.prompt_length + config.response_length
     if batch.longest_sequence == single:
-        lines.append(f"Longest sequence: {config.prompt_length} + {config.response_length} = {single} tokens")
-    else:
-        lines.append(
-            f"Longest sequence: {batch.longest_sequence} tokens, of which at most {config.response_length} per turn"
-        )
-    return lines
+        return f"{config.prompt_length} + {config.response_length} = {single} tokens"
+    return f"{batch.longest_sequence} tokens, of which at most {config.response_length} per turn"
 
 
 def _episodes(config: RlvrConfig) -> list[str]:

@@ -20,6 +20,8 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import ExperimentConfig, ReferenceConfig, RowsTrainConfig
 
 NAMES = "The pipeline: `rlvr`, `sft`, `dpo`, `reward_model` or `distill`."
+Truncation = Literal["drop", "end", "middle", "start"]
+"""What happens to a row that is longer than `max_length`."""
 TOP_K = (
     "Compare only this many of the teacher's most probable tokens, with all others merged into one, which gives a "
     "lower bound of the "
@@ -54,6 +56,17 @@ class OfflineConfig(ExperimentConfig):
         0,
         description="Steps between checkpoints, or `epoch` for one after each pass over the rows; 0 saves only at the "
         "end of the run.",
+    )
+    max_length: PositiveInt | None = Field(
+        None,
+        description="Longest row in tokens, prompt and response together. It takes the place of `prompt_length` and "
+        "`response_length`, which then may not be given. Raw text is cut into pieces of this length.",
+    )
+    truncation: Truncation = Field(
+        "drop",
+        description="With `max_length`: a longer row is dropped (`drop`), or cut at the `end`, so that its response "
+        "has no end, or in the `middle` or at the `start` of its prompt. Rows that were dropped or cut are counted in "
+        "the log.",
     )
     data_split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = Field(
         None,

@@ -53,7 +53,7 @@ class RoleConfig(StrictConfig):
         None,
         description="Token budget of one micro-batch, into which sequences are packed. Lower it if memory runs out. "
         "If not given: the batch size of the role times the length of the longest row, which is `prompt_length + "
-        "response_length`, twice that for pairs, or `sequence_length` with environments.",
+        "response_length` or `max_length`, twice that for pairs, or `sequence_length` with environments.",
     )
     infer_batch_size: PositiveInt = Field(
         1,

@@ -24,6 +24,7 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
 from roll.data.chat import NO_END, EndOfTurn, ends_of
 from roll.data.examples import (
+    SHORTENED,
     WORDLESS,
     Example,
     ExampleSampler,
@@ -79,14 +80,14 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     _, learning = row_learner(config)
     path = model_path(config, learning.model_args)
     tokenizer = load_tokenizer(path, learning.model_args.trust_remote_code)
-    limits = LengthLimits(config.prompt_length, config.response_length)
+    limits = length_limits(config)
     embedded = embedding_rows(config, tokenizer, model_roles(config).values())
 
     def prepare(data_args: DataConfig, number: int) -> ExampleSet:
         part = RowRange(config.data_split, number, config.seed) if config.data_split else None
         rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part, embedded=embedded)
-        longer = f"its prompt exceeds prompt_length {limits.prompt} or a response response_length {limits.response}"
-        warn_of_rows(rows.too_long, f"were left out: {longer}")
+        warn_of_rows(rows.too_long, f"were left out: {_longer(limits)}")
+        warn_of_rows(rows.shortened, f"{SHORTENED.get(limits.truncation)}: they are longer than {limits}")
         warn_of_rows(rows.wordless, f"were left out: {WORDLESS}")
         warn_of_rows(rows.alike, "teach no preference: the chosen and the rejected response are the same")
         for what, counts in rows.remarks.items():
@@ -98,6 +99,22 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
         return GivenRows(training, None, end)
     given = config.validation.data_args if config.validation else None
     return GivenRows(training, prepare(given.rendered_as(learning.data_args) if given else learning.data_args, 1), end)
+
+
+def length_limits(config: OfflineConfig) -> LengthLimits:
+    """Return the limits of a row's length."""
+    if config.max_length:
+        return LengthLimits.of_whole(config.max_length, config.truncation)
+    return LengthLimits(config.prompt_length, config.response_length)
+
+
+def _longer(limits: LengthLimits) -> str:
+    """Return why rows are left out."""
+    if limits.together is None:
+        return f"its prompt exceeds prompt_length {limits.prompt} or a response response_length {limits.response}"
+    if limits.truncation == "drop":
+        return f"they are longer than {limits}"
+    return f"the {'prompt' if limits.truncation == 'end' else 'response'} alone leaves no room within {limits}"
 
 
 def steps_of(config: OfflineConfig, rows: int, batch_size: int) -> int:

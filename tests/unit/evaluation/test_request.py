@@ -123,6 +123,15 @@ def test_evaluated_offline_run_supplies_template_and_columns(world: Path) -> Non
     assert config.actor_infer.model_args.dtype == "fp32" and config.actor_infer.device_mapping is None
 
 
+def test_evaluation_divides_one_limit_of_its_run(world: Path) -> None:
+    whole = ("~prompt_length", "~response_length", "+max_length=40")
+    run = run_folder(world / "run", "pretrain=model", *whole, name="tiny/tiny_sft")
+    words = [str(run), "--data", "easy.jsonl", "--reward", "exact_match"]
+    for more, lengths in (([], (20, 20)), (["--max-new-tokens", "10"], (30, 10))):
+        config = planned([*words, *more]).config
+        assert (config.prompt_length, config.response_length) == lengths
+
+
 def test_a_run_brings_the_arguments_of_its_template(world: Path) -> None:
     said = "+actor_train.data_args.chat_template_kwargs={enable_thinking: false}"
     run = run_folder(world / "run", "pretrain=model", said)

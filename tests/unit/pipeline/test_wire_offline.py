@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,8 +23,10 @@ from roll.backend import TrainStepResult
 from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.plan.plan import Plan, make_plan
+from roll.config.plan.show import arithmetic_lines
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
+from roll.data.examples import SHORTENED
 from roll.errors import ConfigError, DataError
 from roll.ray.cluster import ClusterSession
 from roll.ray.device_sharing import ColocatedRole, DeviceSharing, Residency
@@ -273,6 +276,22 @@ def test_offline_run_trains_and_validates_held_out_rows(run: Callable[..., Stand
     assert {key: value for key, value in metrics.items() if key.startswith("val/")} == {
         f"val/validation/{key}": pytest.approx(value) for key, value in expected.items()
     }
+
+
+@pytest.mark.parametrize(("name", "width"), [("sft", 1), ("dpo", 2), ("reward_model", 2), ("distill", 1)])
+def test_max_length_is_the_limit_of_every_pipeline(
+    run: Callable[..., Stand], name: str, width: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = ["~prompt_length", "~response_length", "max_length=9", "max_steps=1", "eval_steps=0", "save_steps=0"]
+    config = configuration(name, Path("run"), *keys)
+    plan = make_plan(config)
+    assert (plan.batch.longest_sequence, plan.batch.longest_example) == (9, 9 * width)
+    assert arithmetic_lines(config, plan)[-1].startswith("Longest sequence: 9 tokens")
+    with caplog.at_level(logging.WARNING):
+        stand = run(name, *keys, "truncation=middle")
+    (batch,) = stand.batches
+    assert max(batch.sequences.lengths) == 9
+    assert any(SHORTENED["middle"] in record.getMessage() for record in caplog.records)
 
 
 def test_precomputed_reference_is_asked_before_first_step_only(run: Callable[..., Stand]) -> None:
