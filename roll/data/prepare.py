@@ -394,9 +394,9 @@ def _is_refused(file: RollFile, row: Mapping[str, Any]) -> bool:
     if not file.reward:
         return False
     # By its name, because rewards stand above data in the layers.
-    check = declared(imported(f"roll.rewards.functions.{file.reward}:{file.reward}")).check_row
+    traits: Any = declared(imported(f"roll.rewards.functions.{file.reward}:{file.reward}"))
     try:
-        check(row)
+        traits.check_row(row)
     except ValueError:
         return True
     return False

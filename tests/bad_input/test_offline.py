@@ -124,6 +124,7 @@ SFT_FAULTS = [
         "remove it",
     ),
     ([*WHOLE, "truncation=left"], "truncation", "not_allowed", '"left"', "'drop', 'end', 'middle' or 'start'"),
+    ([*WHOLE[:2], "max_length=100"], "max_length", "too_large", "'model' has 64 positions", "max_length within 64"),
     (["max_seq_length=20"], "max_seq_length", "unknown_key", "20", "use max_length; prompt and response together"),
     (["loss_on=prompt"], "loss_on", "not_allowed", '"prompt"', "'response', 'assistant' or 'all'"),
     (["beta=0.1"], "beta", "unknown_key", "0.1", "pipeline: dpo"),
