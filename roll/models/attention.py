@@ -55,6 +55,7 @@ def packed_attention(
     max_length_q: int,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention within each packed sequence.
@@ -64,6 +65,7 @@ def packed_attention(
         key, value: [1, key-value heads, T, D].
         cu_seq_lens_q: int32 [N + 1], start of each sequence, and the end of the last one.
         max_length_q: Number of tokens of the longest sequence.
+        dropout: Probability with which a weight is dropped. Torch's variable-length kernel cannot drop any.
 
     Returns:
         [1, T, heads, D] and None (no attention weights).
@@ -75,7 +77,7 @@ def packed_attention(
         problem = f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}"
         remedy = "or install flash-attn and set model_args.attn_implementation to fa2"
         raise ValueError(f"{problem}: shorten prompt_length and response_length, or max_length, {remedy}")
-    if query.is_cuda and query.dtype != torch.float32:
+    if query.is_cuda and query.dtype != torch.float32 and not dropout:
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
         offsets, longest = cu_seq_lens_q, max_length_q
         out = varlen_attn(
@@ -92,8 +94,9 @@ def packed_attention(
         laid[rows, columns] = packed[0].transpose(0, 1)
         return laid.transpose(1, 2)
 
+    rows_of = side_by_side(query), side_by_side(key), side_by_side(value)
     out = nn.functional.scaled_dot_product_attention(
-        side_by_side(query), side_by_side(key), side_by_side(value), is_causal=True, scale=scaling, enable_gqa=True
+        *rows_of, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
     )
     return out.transpose(1, 2)[rows, columns][None], None
 

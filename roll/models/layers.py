@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 from peft.tuners.lora.layer import ParamWrapper
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from roll.errors import ConfigError, Fault
 
 
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
@@ -56,6 +60,51 @@ def checkpoint_first(causal: PreTrainedModel, count: int) -> None:
     """Recompute only the first `count` layers: the backward pass frees the last layers' activations first."""
     for number, layer in enumerate(decoder_layers(causal)):
         layer.gradient_checkpointing = number < count
+
+
+def calm(causal: PreTrainedModel) -> None:
+    """Put a model in training mode back into evaluation mode, so that it adds no noise: dropped values and layers, and
+    routers that sample experts or change their input.
+
+    Decoder layers, which recompute their activations only in training mode, and modules for dropout keep their mode.
+    """
+    for module in causal.modules():
+        if not isinstance(module, GradientCheckpointingLayer | nn.Dropout):
+            module.training = False
+
+
+MIXERS = ("self_attn", "attn", "linear_attn")
+"""Names of the module of a decoder layer in which tokens interact, in the models of transformers."""
+
+
+def recompute_attention(causal: PreTrainedModel, is_lora: bool, compiled: bool) -> None:
+    """Recompute only the attention of each layer in the backward pass, projections included (Korthikanti et al.,
+    Reducing Activation Recomputation in Large Transformer Models, 2022).
+
+    It is recomputed in the re-entrant form, for the reason given at `prepare_checkpointing`. If layers are `compiled`,
+    call this first: attention is then compiled by itself, because compiled code cannot contain the re-entrant form.
+
+    Raises:
+        ConfigError: the layers have no module of such a name.
+    """
+    layers = decoder_layers(causal)
+    mixers = [mixer for layer in layers for name in MIXERS if (mixer := getattr(layer, name, None)) is not None]
+    if len(mixers) < len(layers):
+        problem = f"attention, but layers of {causal.config.model_type} have no module {' or '.join(MIXERS)}"
+        remedy = "use a number of layers, all or auto"
+        raise ConfigError(Fault("model_args.gradient_checkpointing", problem, remedy, "not_supported"))
+    if is_lora:
+        causal.enable_input_require_grads()
+    for mixer in mixers:
+        forward = torch.compile(mixer.forward, dynamic=True) if compiled else mixer.forward
+        mixer.forward = torch.compiler.disable(partial(_recomputed, forward))
+
+
+def _recomputed(forward: Callable[..., Any], hidden_states: Tensor, *others: Any, **keywords: Any) -> Any:
+    """Call `forward`, and call it again in the backward pass if there will be one."""
+    if not torch.is_grad_enabled():
+        return forward(hidden_states, *others, **keywords)
+    return checkpoint(partial(forward, **keywords), hidden_states, *others, use_reentrant=True)
 
 
 def compile_layers(causal: PreTrainedModel) -> None:

@@ -34,6 +34,7 @@ from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
 from roll.models.attention import delta_layers, has_delta_layers, pack_delta_layers
+from roll.models.layers import decoder_layers
 from roll.models.packed import LogProbHead, PackedPolicy
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 
@@ -112,14 +113,14 @@ def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
         max_length_q: int,
         scaling: float | None = None,
         sliding_window: int | None = None,
+        dropout: float = 0.0,
         **_: Any,
     ) -> tuple[Tensor, None]:
         q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
         window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
         offsets, longest = cu_seq_lens_q, max_length_q
-        out = kernel(
-            q, k, v, offsets, offsets, longest, longest, softmax_scale=scaling, causal=True, window_size=window
-        )
+        more = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True, "window_size": window}
+        out = kernel(q, k, v, offsets, offsets, longest, longest, **more)
         return out[None], None
 
     return attend
@@ -254,20 +255,26 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
             raise DataError(unfit(path, why))
         pack_delta_layers(model)
     restore_frequencies(model)
-    disable_dropout(model)
+    if not model_args.dropout:
+        disable_dropout(model)
     if model_args.liger:
         apply_liger(model)
     return loaded
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Switch off dropout in all layers. An adapter that is added later has its own dropout.
+    """Switch off dropout in decoder layers and in modules for it. An adapter that is added later has its own dropout.
 
-    Ratios compare log-probs of several passes, and dropout would make these passes differ.
+    Ratios compare log-probs of several passes, and dropout would make these passes differ. `calm` keeps the rest of the
+    model from other noise. Decoder layers are not calmed, and some models drop values in them, without a module (OPT).
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    for layer in decoder_layers(model):
+        for name, value in vars(layer).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
 
 
 def restore_frequencies(model: PreTrainedModel) -> None:

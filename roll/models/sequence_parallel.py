@@ -78,12 +78,14 @@ class TokenShare:
         return slice(start, start + counts[self.group.rank])
 
 
-def not_shared_out(config: PreTrainedConfig, size: int) -> str | None:
-    """Return why a model's tokens cannot be split over `size` ranks, or None if they can."""
+def not_shared_out(config: PreTrainedConfig, size: int, sharers: int = 1) -> str | None:
+    """Return why a model's tokens cannot be split over `size` ranks, each of which has the heads of one of `sharers`
+    tensor-parallel ranks, or None if they can.
+    """
     text = config.get_text_config()
     heads, keys = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    if why := uneven_heads(heads, keys, size):
-        return why
+    if heads % sharers == 0 == keys % sharers and (why := uneven_heads(heads // sharers, keys // sharers, size)):
+        return f"{why}, after tensor parallelism over {sharers}" if sharers > 1 else why
     if others := set(getattr(text, "layer_types", None) or ()) - ATTENTION:
         return f"the model has layers of {', '.join(sorted(others))}, which pass states from token to token"
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}

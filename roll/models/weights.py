@@ -84,7 +84,8 @@ class WeightView:
         if name not in self._layers:
             return weight
         layer = self._layers[name]
-        down, up = (part[ADAPTER].get_parameter("weight").detach().float() for part in (layer.lora_A, layer.lora_B))
+        pair = (part[ADAPTER].get_parameter("weight") for part in (layer.lora_A, layer.lora_B))
+        down, up = (self.tensor(part).float() for part in pair)
         # Merge in fp32 and round once, because merging in bf16 would lose most of a small adapter. PEFT's own merge
         # also rounds the product B A.
         if weight.dim() == 3:

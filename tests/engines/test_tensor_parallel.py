@@ -13,6 +13,8 @@ from unittest import mock
 
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -51,12 +53,16 @@ PLAIN, ZERO_2 = (
 )
 BF16 = Case(1, False, dtype="bf16", tensor_parallel=SHARED)
 COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=SHARED)
-EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2)]
+ADAPTED = Case(1, True, tensor_parallel=SHARED)
+ADAPTED_2 = Case(2, True, checkpointing="attention", tensor_parallel=SHARED, overlap=True)
+OVER_TOKENS = Case(2, True, tensor_parallel=SHARED, sequence_parallel=2)
+EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2), (1, ADAPTED), (2, ADAPTED_2), (1, OVER_TOKENS)]
 """Runs in fp32, whose results are compared with plain PyTorch's. Each is a number of replicas and a case."""
 RUNS = [*EXACT, (1, BF16)]
 QUICK = [(1, PLAIN)]
 
 Runs = dict[tuple[int, Case], list[Outcome]]
+Plain = dict[bool, list[PlainUpdate]]
 
 
 def identify(value: object) -> str | None:
@@ -67,9 +73,14 @@ each_run = each("replicas,case", RUNS, QUICK, identify)
 each_exact_run = each("replicas,case", EXACT, QUICK, identify)
 
 
-def works(batch: TrainBatch, replicas: int) -> dict[bool, list[Work]]:  # noqa: F811
+def width(case: Case) -> int:
+    """Return the number of ranks of a replica."""
+    return SHARED * case.sequence_parallel
+
+
+def works(batch: TrainBatch, replicas: int, ranks: int) -> dict[bool, list[Work]]:  # noqa: F811
     """Return the work of each rank. All ranks of a replica get the same work."""
-    return {False: [share for share in shares(batch, replicas, whole=False) for _ in range(SHARED)]}
+    return {False: [share for share in shares(batch, replicas, whole=False) for _ in range(ranks)]}
 
 
 @pytest.fixture(scope="module")
@@ -112,18 +123,19 @@ def outcomes(batch: TrainBatch, model: Path, folder: Path, request: pytest.Fixtu
     """Return, for each run that the collected tests need, the results of its ranks."""
     out: Runs = {}
     runs = collected(request, RUNS, QUICK)
-    for replicas in sorted({replicas for replicas, _ in runs}):
-        cases, here = [case for count, case in runs if count == replicas], folder / str(replicas)
-        by_rank = run_ranks(train_cases, SHARED * replicas, here, cases, model, works(batch, replicas), here)
+    for replicas, ranks in sorted({(replicas, width(case)) for replicas, case in runs}):
+        cases = [case for count, case in runs if (count, width(case)) == (replicas, ranks)]
+        here, shared = folder / str(replicas), works(batch, replicas, ranks)
+        by_rank = run_ranks(train_cases, ranks * replicas, here, cases, model, shared, here)
         out |= {(replicas, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
     return out
 
 
 @pytest.fixture(scope="module")
-def plain(batch: TrainBatch, model: Path) -> list[PlainUpdate]:  # noqa: F811
-    """Return the four updates in plain PyTorch, in one process and in float64."""
+def plain(batch: TrainBatch, model: Path) -> Plain:  # noqa: F811
+    """Return the four updates in plain PyTorch, in one process and in float64, without and with an adapter."""
     one, two = take(batch, [0, 1, 2, 3]), take(batch, [4, 5, 6, 7])
-    return plain_updates(model, False, [one, two, one, two])
+    return {lora: plain_updates(model, lora, [one, two, one, two]) for lora in (False, True)}
 
 
 def assert_near(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -135,25 +147,26 @@ def assert_near(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @each_exact_run
-def test_weights_are_those_of_one_process(outcomes: Runs, plain: list[PlainUpdate], replicas: int, case: Case) -> None:
+def test_weights_are_those_of_one_process(outcomes: Runs, plain: Plain, replicas: int, case: Case) -> None:
     of_rank_0 = outcomes[replicas, case][0]
-    assert_near(of_rank_0.first, plain[0].weights)
-    assert_near(of_rank_0.second, plain[3].weights)
+    assert_near(of_rank_0.first, plain[case.lora][0].weights)
+    assert_near(of_rank_0.second, plain[case.lora][3].weights)
     assert max(float((tensor - of_rank_0.first[name]).abs().max()) for name, tensor in of_rank_0.second.items()) > 1e-3
 
 
 @each_exact_run
-def test_metrics_count_each_replica_once(outcomes: Runs, plain: list[PlainUpdate], replicas: int, case: Case) -> None:
+def test_metrics_count_each_replica_once(outcomes: Runs, plain: Plain, replicas: int, case: Case) -> None:
     by_rank = outcomes[replicas, case]
     assert all(
-        outcome.first_result == by_rank[number // SHARED * SHARED].first_result
+        outcome.first_result == by_rank[number // width(case) * width(case)].first_result
         for number, outcome in enumerate(by_rank)
     )
-    first = merge([outcome.first_result for outcome in by_rank[::SHARED]])
-    for name, mean in plain[0].means.items():
+    first = merge([outcome.first_result for outcome in by_rank[:: width(case)]])
+    expected = plain[case.lora][0]
+    for name, mean in expected.means.items():
         assert first[name] == pytest.approx(mean, rel=1e-4, abs=1e-5), name
     if case.stage > 0:
-        assert first["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=1e-4)
+        assert first["policy/grad_norm"] == pytest.approx(expected.grad_norm, rel=1e-4)
 
 
 @pytest.mark.parametrize("wait_on_host", [False, True])
@@ -182,8 +195,9 @@ def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.full
-def test_in_bf16_the_norm_is_the_whole_gradients(outcomes: Runs, plain: list[PlainUpdate]) -> None:
-    assert outcomes[1, BF16][0].first_result.scalars["policy/grad_norm"] == pytest.approx(plain[0].grad_norm, rel=0.02)
+def test_in_bf16_the_norm_is_the_whole_gradients(outcomes: Runs, plain: Plain) -> None:
+    norm = outcomes[1, BF16][0].first_result.scalars["policy/grad_norm"]
+    assert norm == pytest.approx(plain[False][0].grad_norm, rel=0.02)
 
 
 @each_run
@@ -204,19 +218,21 @@ def test_a_loss_that_is_no_number_is_skipped(outcomes: Runs, replicas: int, case
 def test_log_probs_and_export_are_the_policys(
     outcomes: Runs,
     batch: TrainBatch,  # noqa: F811
+    model: Path,
     folder: Path,
     replicas: int,
     case: Case,
 ) -> None:
     by_rank = outcomes[replicas, case]
     export = folder / str(replicas) / case.name / "export"
-    exported = {
-        name: parameter.detach()
-        for name, parameter in load_causal_model(str(export), FP32, packed=False).named_parameters()
-    }
-    assert_close(exported, by_rank[0].second, 0.0)
-    scored = gathered(batch, replicas, [outcome.scored_after for outcome in by_rank[::SHARED]])
-    direct = score(PackedPolicy(load_causal_model(str(export), FP32)), batch.sequences)
+    exported = dict[str, Tensor]()
+    for file in export.glob("*.safetensors"):
+        exported |= load_file(file)
+    assert_close(exported, by_rank[0].adapter if case.lora else by_rank[0].second, 0.0)
+    scored = gathered(batch, replicas, [outcome.scored_after for outcome in by_rank[:: width(case)]])
+    causal = load_causal_model(str(model if case.lora else export), FP32)
+    loaded = PackedPolicy(PeftModel.from_pretrained(causal, str(export)) if case.lora else causal)
+    direct = score(loaded, batch.sequences)
     torch.testing.assert_close(torch.from_numpy(scored), torch.from_numpy(direct), rtol=0, atol=2e-5)
 
 

@@ -23,7 +23,7 @@ from roll.config.schema.faults import printable
 from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import ActorInferConfig, LearnerConfig, RoleConfig, ValidationConfig
+from roll.config.schema.roles import ActorInferConfig, LearnerConfig, RoleConfig, RowsTrainConfig, ValidationConfig
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -67,6 +67,9 @@ def experiment_faults(config: Config) -> list[Fault]:
         if (target := role.model_args.lora_target) and not isinstance(role, LearnerConfig | ActorInferConfig):
             problem = f"'{target}', but {name} is a fixed model without an adapter"
             faults.append(Fault(f"{name}.model_args.lora_target", problem, "remove it", "not_supported"))
+        if role.model_args.dropout and not isinstance(role, RowsTrainConfig):
+            problem = f"true, but only roles that train on rows drop anything, and {name} is none of them"
+            faults.append(Fault(f"{name}.model_args.dropout", problem, "remove it", "not_supported"))
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
     else:

@@ -85,11 +85,8 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
     if isinstance(role, LearnerConfig):
         assert zero is not None, "a role that trains shards its states by ZeRO"
         states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape)
-        recomputed = checkpointed_layers(role.model_args.gradient_checkpointing, shape.num_hidden_layers)
-        compiled = compiles(role.model_args, on_gpu=not plan.on_cpu)
-        return RoleMemory(
-            states | {"activations": activations(shape, tokens, width, recomputed, compiled)} | head, host
-        )
+        wish, compiled = role.model_args.gradient_checkpointing, compiles(role.model_args, on_gpu=not plan.on_cpu)
+        return RoleMemory(states | {"activations": activations(shape, tokens, width, wish, compiled)} | head, host)
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
     if zero is None:
         return RoleMemory({"weights": width * whole // devices, "activations": layer} | head)
@@ -157,11 +154,16 @@ def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool
     the experts of a token count. A compiled layer recomputes norms and the elementwise parts of the MLP. A hybrid model
     has two kinds of layers; the larger one counts.
     """
-    query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-    mixer = max((3 if shape.gated_attention else 2) * query + 2 * key, delta_activations(shape))
+    mixer = mixer_activations(shape)
     if compiled:
         return width * tokens * (2 * shape.hidden_size + mixer + 2 * shape.widest_mlp)
     return width * tokens * (5 * shape.hidden_size + mixer + 4 * shape.widest_mlp)
+
+
+def mixer_activations(shape: ModelShape) -> int:
+    """Return the number of values that a layer's attention keeps for each token: q, k, v and its output."""
+    query, key = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    return max((3 if shape.gated_attention else 2) * query + 2 * key, delta_activations(shape))
 
 
 def delta_activations(shape: ModelShape) -> int:
@@ -176,10 +178,18 @@ def delta_activations(shape: ModelShape) -> int:
     return 2 * delta.mixed + 2 * delta.value_heads * delta.key_dim + 3 * delta.values + 64 * delta.value_heads
 
 
-def activations(shape: ModelShape, tokens: int, width: int, checkpointed: int, compiled: bool) -> int:
-    """Return the bytes of all activations. A checkpointed layer keeps its input, and one is recomputed at a time."""
-    layer = layer_activations(shape, tokens, width, compiled)
-    kept = (shape.num_hidden_layers - checkpointed) * layer
+def activations(shape: ModelShape, tokens: int, width: int, wish: str | int, compiled: bool) -> int:
+    """Return the bytes of all activations with `gradient_checkpointing: wish`.
+
+    A recomputed layer keeps its input, and recomputed attention keeps nothing: its input is the output of a norm. One
+    is recomputed at a time.
+    """
+    layer, layers = layer_activations(shape, tokens, width, compiled), shape.num_hidden_layers
+    if wish == ATTENTION_ONLY:
+        mixer = width * tokens * mixer_activations(shape)
+        return layers * (layer - mixer) + mixer
+    checkpointed = checkpointed_layers(wish, layers)
+    kept = (layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
 
 
@@ -206,9 +216,13 @@ def fewest_checkpointed(spare: int, layers: int, layer: int) -> int:
     return max(0, layers - max(0, spare) // max(1, layer))
 
 
+ATTENTION_ONLY = "attention"
+"""Value of `gradient_checkpointing` with which all layers recompute their attention only."""
+
+
 def checkpointed_layers(wish: str | int, layers: int) -> int:
-    """Return the number of layers that `gradient_checkpointing` recomputes at the start: with `auto`, all."""
-    return min(wish, layers) if isinstance(wish, int) else 0 if wish == "none" else layers
+    """Return the number of layers that `gradient_checkpointing` recomputes whole at the start: with `auto`, all."""
+    return min(wish, layers) if isinstance(wish, int) else 0 if wish in ("none", ATTENTION_ONLY) else layers
 
 
 def compiles(model_args: ModelConfig, on_gpu: bool) -> bool:
@@ -217,8 +231,8 @@ def compiles(model_args: ModelConfig, on_gpu: bool) -> bool:
     `auto` does not compile with dropout, because a recomputed layer must repeat its dropout mask, which compiled code
     does not guarantee. It does not compile with Liger either, which has its own fused kernels.
     """
-    wish = model_args.compile_layers
-    return wish if isinstance(wish, bool) else on_gpu and model_args.lora_dropout == 0 and not model_args.liger
+    wish, drops = model_args.compile_layers, model_args.dropout or model_args.lora_dropout > 0
+    return wish if isinstance(wish, bool) else on_gpu and not drops and not model_args.liger
 
 
 def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Config, batch: BatchPlan) -> RoleMemory:

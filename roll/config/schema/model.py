@@ -33,16 +33,21 @@ class ModelConfig(StrictConfig):
         description="Attention kernel. `auto` is torch's variable-length kernel for packed sequences; `fa2` is "
         "flash-attn's, or `auto` without this package.",
     )
-    gradient_checkpointing: Literal["auto", "all", "none"] | NonNegativeInt = Field(
+    gradient_checkpointing: Literal["auto", "all", "none", "attention"] | NonNegativeInt = Field(
         "auto",
         description="Decoder layers that recompute their activations in the backward pass: `all`, `none`, or a number "
-        "n for the first n. "
+        "n for the first n. `attention`: all layers recompute their attention only. "
         "`auto`: on the CPU all; on a GPU as many as memory requires, which is measured in the first updates.",
     )
     compile_layers: Literal["auto"] | bool = Field(
         "auto",
-        description="Compile the decoder layers with torch.compile. `auto`: on a GPU, unless `lora_dropout` or "
-        "`liger` is used.",
+        description="Compile the decoder layers with torch.compile. `auto`: on a GPU, unless `dropout`, "
+        "`lora_dropout` or `liger` is used.",
+    )
+    dropout: bool = Field(
+        False,
+        description="Train with the dropout and the other noise that the model's own configuration asks for. Only in "
+        "pipelines that train on rows: ratios compare log-probs of several passes, which noise would make differ.",
     )
     liger: bool = Field(
         False,

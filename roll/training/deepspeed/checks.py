@@ -285,7 +285,7 @@ def _recomputing(settings: DeepSpeedConfig, where: str, name: str, role: RoleCon
                 )
         elif not isinstance(value, bool):
             yield Fault(f"{where}.{key}", f"{value!r} is not allowed", "set it to true or false", "wrong_type")
-        elif value and role.model_args.gradient_checkpointing in ("none", 0):
+        elif value and role.model_args.gradient_checkpointing in ("none", 0, "attention"):
             problem = f"true, but {wish} is {role.model_args.gradient_checkpointing}"
             yield Fault(f"{where}.{key}", problem, f"remove it, or set {wish}=auto", "no_effect")
         elif value and key == PARTITIONS and settings.tensor_parallel_size == 1:
@@ -362,10 +362,11 @@ def _sequence_parallel(size: int, where: str, name: str, role: RoleConfig, shape
         yield Fault(where, f"{size}, but {why}", f"set it to a divisor of {shape.num_attention_heads}", "not_divisible")
 
 
-def _uneven_replicas(where: str, name: str, role: RoleConfig, size: int) -> Iterator[Fault]:
-    """Yield a fault if the ranks of a role are not a whole number of replicas of this size."""
-    if ranks(role) % size:
-        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are not a whole number of replicas of that size"
+def _uneven_replicas(where: str, name: str, role: RoleConfig, size: int, over_tokens: int = 1) -> Iterator[Fault]:
+    """Yield a fault if the ranks of a role are not a whole number of replicas of `size * over_tokens` ranks."""
+    if ranks(role) % (size * over_tokens):
+        product = f"{size} x sequence_parallel_size {over_tokens}" if over_tokens > 1 else f"{size}"
+        problem = f"{product}, but {name} has {ranks(role)} rank(s), which are not a whole number of such replicas"
         yield Fault(
             where,
             problem,
@@ -405,20 +406,13 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
             f"set {name}.model_args.dtype to bf16",
             "not_supported",
         )
-    if role.model_args.lora_target:
-        problem = f"{size}, but AutoTP replaces adapted layers by its own, so the adapters are lost"
-        remedy = (
-            f"remove it, or remove {name}.model_args.lora_target; if the model is too large for one rank, train LoRA "
-            f"with ZeRO-3"
-        )
-        yield Fault(where, problem, remedy, "not_supported")
-    if settings.sequence_parallel_size > 1:
-        problem = (
-            f"{size}, but sequence_parallel_size is {settings.sequence_parallel_size}, and both would use the same "
-            f"neighbouring ranks"
-        )
-        yield Fault(where, problem, "set only one of the two", "exclusive")
-    yield from _uneven_replicas(where, name, role, size)
+    for key in ("dropout", "lora_dropout"):
+        if value := getattr(role.model_args, key):
+            problem = (
+                f"{size}, but {name}.model_args.{key} is {value}, and each rank of a replica would drop other values"
+            )
+            yield Fault(where, problem, "set only one of the two", "exclusive")
+    yield from _uneven_replicas(where, name, role, size, settings.sequence_parallel_size)
 
 
 def optimizer_faults(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Iterator[Fault]:

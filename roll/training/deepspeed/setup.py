@@ -373,25 +373,31 @@ def join_process_group(rank: Rank) -> None:
 
 
 def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank) -> SequenceGroup | None:
-    """Return the group of neighbouring ranks that split the tokens of a micro-batch, or None without sequence
-    parallelism.
+    """Return the group of ranks that split the tokens of a micro-batch, or None without sequence parallelism.
+
+    They are neighbours or, with tensor parallelism, those ranks of a replica that have the same parts of the layers:
+    AutoTP splits layers over neighbours.
 
     Raises:
         ConfigError: the model does not support this degree of sequence parallelism.
     """
-    size = config.sequence_parallel_size
+    size, sharers = config.sequence_parallel_size, config.tensor_parallel_size
     if size == 1:
         return None
-    if why := not_shared_out(causal.config, size):
+    if why := not_shared_out(causal.config, size, sharers):
         where = f"{rank.role}.strategy_args.strategy_config.sequence_parallel_size"
         raise ConfigError(
             Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported")
         )
-    group, _ = torch.distributed.new_subgroups(size, timeout=timedelta(seconds=rank.timeout))
-    assert isinstance(group, torch.distributed.ProcessGroup), (
-        "the number of ranks must be a multiple of sequence_parallel_size"
-    )
-    return SequenceGroup(group.group_name, rank.rank % size, size)
+    replica = size * sharers
+    members = [
+        list(range(first + part, first + replica, sharers))
+        for first in range(0, rank.world_size, replica)
+        for part in range(sharers)
+    ]
+    group, _ = torch.distributed.new_subgroups_by_enumeration(members, timeout=timedelta(seconds=rank.timeout))
+    assert isinstance(group, torch.distributed.ProcessGroup), "the ranks must be a whole number of replicas"
+    return SequenceGroup(group.group_name, rank.rank // sharers % size, size)
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:

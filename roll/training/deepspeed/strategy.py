@@ -34,6 +34,7 @@ from roll.algorithms.losses import Counted, Loss, LossInputs
 from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.config.derived.model_shape import shape_of
 from roll.config.plan.memory import (
+    ATTENTION_ONLY,
     activations,
     checkpointed_layers,
     compiles,
@@ -45,12 +46,14 @@ from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import (
+    calm,
     checkpoint_first,
     compile_layers,
     decoder_layers,
     keep_inputs,
     on_host,
     prepare_checkpointing,
+    recompute_attention,
 )
 from roll.models.load import load_tokenizer
 from roll.models.memory_guard import (
@@ -83,7 +86,7 @@ from roll.training.deepspeed.setup import (
     scale_of,
     sequence_group,
 )
-from roll.training.deepspeed.tensor import set_tensor_plan, shared_inputs, whole_weights
+from roll.training.deepspeed.tensor import adapters_opened, set_tensor_plan, shared_inputs, whole_weights
 from roll.types import Bools, Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import plan_buckets
 
@@ -356,9 +359,10 @@ class DeepSpeedTrain:
         if self._sharers > 1:
             set_tensor_plan(model, self._sharers, rank)
         announce("building the engine")
-        self._engine: Any = deepspeed.initialize(
-            model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
-        )[0]
+        with adapters_opened():
+            self._engine: Any = deepspeed.initialize(
+                model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
+            )[0]
         undo_first_step(self._engine)
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
@@ -367,6 +371,9 @@ class DeepSpeedTrain:
     def _arrange_layers(self, model: PackedModel) -> None:
         """Set up activation checkpointing and compilation, before DeepSpeed adds its hooks."""
         model_args, causal = self._settings.model_args, model.causal
+        compiled = compiles(model_args, self._rank.device == "cuda")
+        if model_args.gradient_checkpointing == ATTENTION_ONLY:
+            recompute_attention(causal, self._is_lora, compiled)
         self._checkpointed = checkpointed_layers(model_args.gradient_checkpointing, len(decoder_layers(causal)))
         if self._checkpointed:
             prepare_checkpointing(causal, self._is_lora)
@@ -378,7 +385,7 @@ class DeepSpeedTrain:
                 keep_inputs(causal, on_host)
         if self._shards_at_load:
             gather_whole_experts(causal)
-        if compiles(model_args, self._rank.device == "cuda"):
+        if compiled:
             compile_layers(causal)
             if self._shards_at_load:
                 gather_whole_layers(causal)
@@ -392,13 +399,12 @@ class DeepSpeedTrain:
         width, compiled = 4 if model_args.dtype == "fp32" else 2, compiles(model_args, on_gpu=True)
         shape = whole.part(self._sharers)
         budget, sharing = self._settings.token_budget, self._over.size if self._over else 1
-        count = checkpointed_layers(model_args.gradient_checkpointing, layers)
         logits = (
             head_bytes(shape, -(-budget // sharing), width, not self._is_lora)
             if isinstance(self._model, PackedPolicy)
             else 0
         )
-        need = Need(logits, activations(shape, 1, width, count, compiled) / sharing)
+        need = Need(logits, activations(shape, 1, width, model_args.gradient_checkpointing, compiled) / sharing)
         guard = MemoryGuard(budget, need, CudaMemory(), most)
         if model_args.gradient_checkpointing != "auto":
             return guard, None
@@ -412,6 +418,8 @@ class DeepSpeedTrain:
         self, updates: Sequence[Sequence[MicroBatch]], loss: Loss, temperature: float, policy_version: int
     ) -> TrainStepResult:
         self._engine.train()
+        if not self._settings.model_args.dropout:
+            calm(self._model.causal)
         sums, role, metric_prefix = MetricSums(), self._rank.role, loss.metric_prefix
         scalars: Metrics = {f"{metric_prefix}/skipped_updates": 0.0}
         norm_scale = 1.0

@@ -5,19 +5,27 @@ The model's own plan (`base_model_tp_plan` of its transformers configuration) li
 projections of attention and MLP are sharded by columns, and the output projections by rows. Embedding, norms and head
 are replicated. Every rank computes their full gradient, because activations are reduced over the ranks after each
 row-parallel layer.
+
+The adapter W + B A of a layer that is sharded by columns has its B sharded by columns, and a layer that is sharded by
+rows its A by rows. The other matrix is replicated: the input of B is reduced in the backward pass, and the output of A
+in the forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
 from deepspeed.module_inject.tp_plan_converter import SUPPORTED_STYLES
 from deepspeed.utils import groups
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -28,7 +36,7 @@ from roll.config.derived.model_shape import shape_of, uneven_layers
 from roll.errors import ConfigError, Fault
 from roll.models.layers import on_host
 from roll.models.packed import PackedModel
-from roll.models.weights import WeightView
+from roll.models.weights import ADAPTER, WeightView
 
 
 def set_tensor_plan(model: PackedModel, size: int, rank: Rank) -> None:
@@ -43,7 +51,33 @@ def set_tensor_plan(model: PackedModel, size: int, rank: Rank) -> None:
         raise ConfigError(
             Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported")
         )
-    vars(model)["config"] = config
+    vars(model)["config"] = planned = copy(config)
+    planned.base_model_tp_plan = config.base_model_tp_plan | _of_adapted_layers(config.base_model_tp_plan)
+
+
+def _of_adapted_layers(plan: Mapping[str, str]) -> dict[str, str]:
+    """Return the entries of a plan for the layers within PEFT's adapted ones."""
+    parts = {"colwise": f"lora_B.{ADAPTER}", "rowwise": f"lora_A.{ADAPTER}"}
+    return {
+        f"{layer}.{inner}": style
+        for layer, style in plan.items()
+        if style in parts
+        for inner in ("base_layer", parts[style])
+    }
+
+
+@contextmanager
+def adapters_opened() -> Iterator[None]:
+    """A context in which AutoTP shards the layers within an adapted layer, instead of replacing it by one of them.
+
+    AutoTP takes every module with a matrix `weight` for a linear layer. PEFT's layers show that of their base.
+    """
+
+    def hidden(layer: BaseTunerLayer) -> Tensor:
+        raise AttributeError("weight")
+
+    with patch.object(BaseTunerLayer, "weight", property(hidden)):
+        yield
 
 
 def _no_plan(plan: Mapping[str, str] | None, kind: str) -> str | None:

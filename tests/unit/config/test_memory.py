@@ -162,6 +162,13 @@ def test_checkpointing_holds_fewer_activations(shape: ModelShape) -> None:
     assert sizes[0] > 9 * sizes[1]
 
 
+def test_recomputed_attention_keeps_only_its_input(shape: ModelShape) -> None:
+    role = trainer(3, 8, gradient_checkpointing="attention", compile_layers=False)
+    device = estimate(place("actor_train", role, 6144), role, shape, 6144).device
+    hidden, inner, layers, mixer = 3584, 18944, 28, 2 * 28 * 128 + 2 * 4 * 128
+    assert device["activations"] == 2 * 6144 * (layers * (5 * hidden + 4 * inner) + mixer)
+
+
 def test_an_engine_and_a_reference(shape: ModelShape) -> None:
     settings = {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.6}
     infer = ActorInferConfig.model_validate(
