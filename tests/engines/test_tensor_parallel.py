@@ -291,7 +291,7 @@ def test_a_checkpoint_of_another_sharing_is_refused(tmp_path: Path) -> None:
 def test_tensor_parallelism_refuses_unsplittable_model(config: PreTrainedConfig, why: str) -> None:
     from roll.training.deepspeed.tensor import set_tensor_plan
 
-    model: Any = SimpleNamespace(causal=SimpleNamespace(config=config))
+    model: Any = SimpleNamespace(causal=SimpleNamespace(config=config), model=None)
     with pytest.raises(ConfigError, match=why) as refused:
         set_tensor_plan(model, SHARED, Rank("actor_train", 0, SHARED, "localhost", 1, "cpu", limits.START))
     assert refused.value.faults[0].place == "actor_train.strategy_args.strategy_config.tensor_parallel.autotp_size"

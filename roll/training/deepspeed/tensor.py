@@ -52,18 +52,22 @@ def set_tensor_plan(model: PackedModel, size: int, rank: Rank) -> None:
             Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported")
         )
     vars(model)["config"] = planned = copy(config)
-    planned.base_model_tp_plan = config.base_model_tp_plan | _of_adapted_layers(config.base_model_tp_plan)
+    if isinstance(model.model, PeftModel):
+        planned.base_model_tp_plan = _adapted(config.base_model_tp_plan)
 
 
-def _of_adapted_layers(plan: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries of a plan for the layers within PEFT's adapted ones."""
+def _adapted(plan: Mapping[str, str]) -> dict[str, str]:
+    """Return a plan with entries for the layers within PEFT's adapted ones, and without those for gradients that frozen
+    parameters do not have.
+    """
     parts = {"colwise": f"lora_B.{ADAPTER}", "rowwise": f"lora_A.{ADAPTER}"}
-    return {
-        f"{layer}.{inner}": style
+    inner = {
+        f"{layer}.{part}": style
         for layer, style in plan.items()
         if style in parts
-        for inner in ("base_layer", parts[style])
+        for part in ("base_layer", parts[style])
     }
+    return {layer: style for layer, style in plan.items() if style != "replicated_with_grad_allreduce"} | inner
 
 
 @contextmanager
