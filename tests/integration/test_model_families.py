@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +25,21 @@ from tests.integration.test_hybrid import loss
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
-TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": PAD_ID, "bos_token_id": START_ID, "eos_token_id": END_ID}
-WIDE = TOKENS | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+Make = Callable[[], PreTrainedModel]
+
+TOKENS: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "pad_token_id": PAD_ID,
+    "bos_token_id": START_ID,
+    "eos_token_id": END_ID,
+}
+# The engine has kernels for heads of at least 32 numbers on the CPU.
+WIDE: dict[str, Any] = TOKENS | {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
 
 
 def opt() -> PreTrainedModel:
@@ -32,11 +47,11 @@ def opt() -> PreTrainedModel:
 
 
 def gpt2() -> PreTrainedModel:
-    return GPT2LMHeadModel(GPT2Config(**TOKENS, n_embd=64, n_layer=2, n_head=4, n_positions=64))
+    return GPT2LMHeadModel(GPT2Config(**TOKENS, n_embd=64, n_layer=2, n_head=2, n_positions=64))
 
 
 def llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**WIDE, intermediate_size=128, num_key_value_heads=2))
+    return LlamaForCausalLM(LlamaConfig(**WIDE, intermediate_size=128, num_key_value_heads=1))
 
 
 def write(model: PreTrainedModel, folder: Path, pickled: bool) -> None:
@@ -49,8 +64,7 @@ def write(model: PreTrainedModel, folder: Path, pickled: bool) -> None:
 
 
 @pytest.mark.parametrize(("make", "pickled"), [(opt, False), (gpt2, False), (llama, True)], ids=["opt", "gpt2", "bin"])
-def test_a_family_is_fine_tuned_then_trained(world: World, make: object, pickled: bool) -> None:
-    assert callable(make)
+def test_a_family_is_fine_tuned_then_trained(world: World, make: Make, pickled: bool) -> None:
     name = make.__name__
     torch.manual_seed(0)
     write(make(), world.folder / name, pickled)

@@ -82,11 +82,12 @@ def test_flash_attention_is_given_what_its_package_documents(window: int | None)
     """
 
     def varlen(
-        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *, softmax_scale: float,
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *, dropout_p: float,
+        softmax_scale: float,
         causal: bool,
         window_size: tuple[int, int],
     ) -> Tensor:  # fmt: skip
-        assert causal and cu_q is cu_k and max_q == max_k == int(cu_q.diff().max())
+        assert not dropout_p and causal and cu_q is cu_k and max_q == max_k == int(cu_q.diff().max())
         out = torch.zeros_like(q)
         for begin, end in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True):
             distance = torch.arange(end - begin)[:, None] - torch.arange(end - begin)[None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,18 +30,18 @@ from roll.models.load import load_policy
 from roll.models.packed import PackedPolicy, packed_inputs
 from tests.unit.models.test_policy import sequences
 
-WIDE = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-GATED = WIDE | {"intermediate_size": 48, "num_key_value_heads": 2}
-EXPERTS = GATED | {"num_local_experts": 4, "num_experts_per_tok": 2}
+WIDE: dict[str, Any] = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+GATED: dict[str, Any] = WIDE | {"intermediate_size": 48, "num_key_value_heads": 2}
+EXPERTS: dict[str, Any] = GATED | {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 def opt() -> PreTrainedModel:
-    noise = {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5}
+    noise: dict[str, Any] = {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5}
     return OPTForCausalLM(OPTConfig(**WIDE, **noise, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64))
 
 
 def gpt2() -> PreTrainedModel:
-    noise = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
+    noise: dict[str, Any] = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
     return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_embd=32, n_layer=2, n_head=4, n_positions=64, **noise))
 
 
@@ -69,8 +71,7 @@ def log_probs(policy: PackedPolicy) -> Tensor:
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_a_model_in_training_adds_no_noise(make: object, tmp_path: Path) -> None:
-    assert callable(make)
+def test_a_model_in_training_adds_no_noise(make: Callable[[], PreTrainedModel], tmp_path: Path) -> None:
     quiet = policy(make(), tmp_path)
     expected = log_probs(quiet.eval())
     quiet.train()
@@ -80,8 +81,7 @@ def test_a_model_in_training_adds_no_noise(make: object, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_the_noise_of_the_model_can_be_asked_for(make: object, tmp_path: Path) -> None:
-    assert callable(make)
+def test_the_noise_of_a_model_on_request(make: Callable[[], PreTrainedModel], tmp_path: Path) -> None:
     noisy = policy(make(), tmp_path, dropout=True)
     expected = log_probs(noisy.eval())
     noisy.train()
@@ -90,7 +90,7 @@ def test_the_noise_of_the_model_can_be_asked_for(make: object, tmp_path: Path) -
 
 
 def test_an_adapter_keeps_its_own_dropout(tmp_path: Path) -> None:
-    keys = {"lora_target": "all-linear", "lora_dropout": 0.5}
+    keys: dict[str, Any] = {"lora_target": "all-linear", "lora_dropout": 0.5}
     adapted = policy(qwen2(), tmp_path, **keys)
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
@@ -105,7 +105,7 @@ def test_packed_attention_drops_weights_and_keeps_their_mean() -> None:
     torch.manual_seed(0)
     heads, tokens, drop = 512, 16, 0.25
     flat = torch.zeros(1, heads, tokens, 1)
-    kept = {"cu_seq_lens_q": torch.tensor([0, tokens], dtype=torch.int32), "max_length_q": tokens}
+    kept: dict[str, Any] = {"cu_seq_lens_q": torch.tensor([0, tokens], dtype=torch.int32), "max_length_q": tokens}
     out, _ = packed_attention(torch.nn.Identity(), flat, flat, flat + 1, None, **kept, dropout=drop)
     of_last = out[0, -1, :, 0]
     spread = (drop / (1 - drop) / tokens) ** 0.5
