@@ -89,16 +89,18 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
     if unusable := list(_unusable(OmegaConf.to_container(composed, resolve=False))):
         raise ConfigError(*unusable)
     plain = _resolve(composed)
+    if not plain.keys() - {"dry_run"}:
+        raise ConfigError(Fault("--config-name", "the configuration sets no key", "choose another file", "empty"))
     if pictures := picture_faults(plain):
         raise ConfigError(*pictures)
     for name in preset_names() if passing is None else passing:
         if not any(name in schema.model_fields for schema in PIPELINES.values()):
             plain.pop(name, None)
     done = translate(plain, referenced_text(OmegaConf.to_container(composed, resolve=False)))
-    settle_deepspeed(done)
     if is_of_roll(done):
         _infer_pipeline(done)
         settle_meanings(done)
+    settle_deepspeed(done)
     settle_defaults(done)
     for text in done.warnings:
         warnings.warn(text, ConfigWarning, stacklevel=2)
@@ -195,7 +197,8 @@ def _check(done: Translation, imports: bool) -> LoadedConfig:
     try:
         config = _validated(values, schema, methods)
     except ValidationError as error:
-        faults += schema_faults(error, schema, values)
+        named = {fault.place for fault in faults}
+        faults += [fault for fault in schema_faults(error, schema, values) if fault.place not in named]
         try:
             config = _validated(without_unknown(values, error), schema, methods)
         except ValidationError:

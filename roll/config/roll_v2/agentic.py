@@ -8,7 +8,7 @@ reward_normalization  ──▶ adv_estimator, norm_mean_type, norm_std_type
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.config.schema.faults import printable
@@ -21,7 +21,10 @@ TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that are names of environments here."""
 IDLE = {"frozen_lake": 0.0, "sokoban": -0.1}
 """Reward of a step without an action, which ROLL adds to `format_penalty`."""
-WHOLE_EPISODES = "TrajEnvManager"
+WHOLE_EPISODES, SINGLE_TURNS = "TrajEnvManager", "StepEnvManager"
+"""ROLL's managers: the conversation of an episode is one sequence, or each turn is one, with a prompt of its own."""
+OF_SINGLE_TURNS = ("{history}", "{current_observation}")
+"""Placeholders in the template of `SINGLE_TURNS`."""
 DEFINED = ("env_type", "env_manager_cls", "env_config", "max_steps", "max_tokens_per_step")
 """Keys of an environment's definition that are read."""
 MANAGED = (
@@ -58,6 +61,8 @@ class Agentic:
         """Key paths of ROLL's keys in the file."""
         self.warnings: list[str] = []
         self.faults: list[Fault] = []
+        self.is_whole = True
+        """False if an environment was not translated, so that checks between keys would report false faults."""
 
     def warn(self, warning: str) -> None:
         """Add a warning, once."""
@@ -158,13 +163,16 @@ class Agentic:
         if kind not in TYPES:
             remedy = f"use {' or '.join(TYPES)}, or set environments.{tag}.environment=package.module:Class"
             self.fault(f"{where}.env_type", f"there is no environment {printable(kind)} here", remedy, "unknown_name")
+            self.is_whole = False
             return None
-        if manager.rpartition(".")[2] != WHOLE_EPISODES:
+        if manager.rpartition(".")[2] not in (WHOLE_EPISODES, SINGLE_TURNS):
             problem = f"{printable(manager)} has no counterpart here"
             remedy = f"remove it; an episode is always one conversation, as with {WHOLE_EPISODES}"
             self.fault(f"{where}.env_manager_cls", problem, remedy, "not_supported")
         own = definition.get("env_config") or {}
         templates = {key: definition[key] for key in TEMPLATES if definition.get(key) is not None}
+        if manager.rpartition(".")[2] == SINGLE_TURNS:
+            self._single_turns(where, templates)
         said = definition.get("max_tokens_per_step")
         response = {"max_response_length": said} if said is not None else {}
         turns = definition.get("max_steps") or own.get("max_steps")
@@ -190,6 +198,16 @@ class Agentic:
         ]
         self.warn(f"{where}: read as environments.{tag} with environment={kind}; use that instead")
         return read
+
+    def _single_turns(self, where: str, templates: dict[str, Any]) -> None:
+        """Say that turns with prompts of their own become one conversation, and drop a template of such prompts."""
+        said = "is read as one conversation for each episode, in which a turn sees all earlier ones"
+        text = f"{SINGLE_TURNS} {said}; in ROLL each turn is a sequence, and batch sizes count turns"
+        self.warn(f"{where}.env_manager_cls: {text}; here they count episodes")
+        if any(name in str(templates.get(TEMPLATES[1])) for name in OF_SINGLE_TURNS):
+            del templates[TEMPLATES[1]]
+            said = "ignored; it is a prompt for one turn, so the environment's own template is used"
+            self.warn(f"{where}.{TEMPLATES[1]}: {said}; write one with {{observation}}")
 
     def _users(self, where: str, tag: str, own: Any, definition: Any) -> Any:
         """Return the user's own environment of a tag, with the number of turns of the definition that it replaces."""
@@ -230,6 +248,17 @@ class Agentic:
         if isinstance(longest, int) and isinstance(turn, int) and longest > turn and "prompt_length" not in values:
             values["prompt_length"] = longest - turn
             self.warn(f"prompt_length: missing, so it is {longest - turn}, the rest of sequence_length; set it")
+        self._whole_episodes([definitions[tag] for tag in tags if isinstance(definitions.get(tag), dict)])
+
+    def _whole_episodes(self, definitions: Sequence[Mapping[str, Any]]) -> None:
+        """Let `sequence_length`, which limits a turn with `SINGLE_TURNS`, limit as many turns as an episode has."""
+        longest = self._values.get("sequence_length")
+        turns = [one.get("max_steps") for one in definitions if SINGLE_TURNS in str(one.get("env_manager_cls"))]
+        most = max((value for value in turns if isinstance(value, int)), default=1)
+        if isinstance(longest, int) and most > 1:
+            self._values["sequence_length"] = longest * most
+            said = f"{longest} limits one turn in ROLL with {SINGLE_TURNS}, so it is read as {longest * most}"
+            self.warn(f"sequence_length: {said} for {most} turns; set the length of a whole episode")
 
     def _training(self, train: Mapping[str, Any]) -> None:
         size = train.get("group_size", 1)

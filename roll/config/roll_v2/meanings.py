@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from roll.algorithms.methods import CLIP_NORMALISED, NORM_KEYS
-from roll.config.derived.devices import parse_devices
-from roll.config.roll_v2.translate import TRAINED, Translation
+from roll.config.derived.methods import WHOLE
+from roll.config.roll_v2.backends import settle_backends, whole_updates
+from roll.config.roll_v2.translate import LENGTHS, TRAINED, Translation
 from roll.config.schema.faults import printable
 from roll.config.schema.fields import section_at
 from roll.config.schema.foreign_names import DEFAULTS, ROLE, ROLES
@@ -120,8 +120,15 @@ def _ours(values: Mapping[str, Any], place: Place) -> Any:
 
 
 def _dual_clip(done: Translation) -> None:
-    """Read `dual_clip_loss: true` as ROLL's number, 1 + 2 `pg_clip`, whatever the clip range is."""
+    """Read `dual_clip_loss: true` as ROLL's number, 1 + 2 `pg_clip`, whatever the clip range is.
+
+    The ratio of a whole response has no such bound here.
+    """
     clip = done.values.get("pg_clip", 0.2)
+    if done.values.get("policy_loss") == "gspo" and done.values.get("dual_clip_loss"):
+        value = done.values.pop("dual_clip_loss")
+        said = "ROLL also bounds the loss of a response with a negative advantage and a ratio above 1 + 2 x pg_clip"
+        done.warn(f"dual_clip_loss: {printable(value)} is ignored; gspo has no dual clip here, but {said}")
     if done.values.get("dual_clip_loss") is True and isinstance(clip, int | float):
         theirs = done.values["dual_clip_loss"] = round(1 + 2 * clip, 6)
         done.warn(f"dual_clip_loss: true is read as 1 + 2 x pg_clip = {theirs:g}, as in ROLL; set that number")
@@ -147,26 +154,33 @@ def _unused_kl(done: Translation) -> None:
         done.warn(
             f"init_kl_coef: {value} is ignored; without add_token_level_kl the reward has no KL term, in ROLL as well"
         )
+    if done.values.get("kl_horizon") is not None and done.values.get("target_kl") is None:
+        value = done.values.pop("kl_horizon")
+        done.warn(f"kl_horizon: {value} is ignored; without target_kl the KL weight is constant, in ROLL as well")
 
 
 SHORTEST_PROMPT = 5
 """ROLL drops prompts of at most this many tokens."""
 IS_RANGE = "use_pg_clip_range"
-MODEL_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-"""Keys of Megatron's `strategy_config` that divide the GPUs among fewer replicas."""
 
 
 def settle_meanings(done: Translation) -> None:
     """Translate the keys of a file of ROLL whose meaning differs, in place, and warn about each of them once."""
     values, agentic = done.values, bool(done.values.get("environments"))
+    settle_backends(done)
     if values.get("pipeline", "rlvr") == "rlvr":
-        if not agentic:
+        _only_rollouts(done)
+        _adapter(done)
+        _held_out(done)
+        if agentic:
+            whole_updates(done)
+        else:
             _by_domain(done)
             _response_length(done)
         _late_clip(done)
         _clip_range(done)
+        _stale_samples(done)
         done.warnings += _differences(values, agentic)
-    done.warnings += _updates_of_megatron(values)
     _templates(done)
 
 
@@ -202,6 +216,72 @@ def _response_length(done: Translation) -> None:
                 f"{printable(given)} is read as {longest}, because response_length replaces it in ROLL; remove the key"
             )
             done.warn(f"{place}: {said}")
+    _model_length(done)
+
+
+def _model_length(done: Translation) -> None:
+    """Let the engine take whole prompts and responses. In ROLL a response ends where the engine's limit is reached."""
+    infer, lengths = done.values.get("actor_infer"), [done.values.get(key) for key in LENGTHS]
+    strategy = infer.get("strategy_args") if isinstance(infer, dict) else None
+    block = strategy.get("strategy_config") if isinstance(strategy, dict) else None
+    numbers = [length for length in lengths if isinstance(length, int)]
+    most = block.get("max_model_len") if isinstance(block, dict) else None
+    if isinstance(block, dict) and isinstance(most, int) and len(numbers) == len(LENGTHS) and most < sum(numbers):
+        block["max_model_len"] = sum(numbers)
+        said = f"{most} is read as {sum(numbers)}, prompt_length + response_length; in ROLL longer responses end there"
+        done.warn(
+            f"actor_infer.strategy_args.strategy_config.max_model_len: {said}; lower response_length for the same"
+        )
+
+
+def _only_rollouts(done: Translation) -> None:
+    """Add a fault to a file of ROLL's pipelines that generate and train nothing."""
+    if "actor_train" not in done.values and "actor_infer" in done.values:
+        remedy = "evaluate a model with python -m roll.evaluate, or add actor_train"
+        done.fault("actor_train", "missing, so the file generates and trains nothing", remedy, "missing")
+
+
+def _adapter(done: Translation) -> None:
+    """Let the trained role alone decide about the adapter: in ROLL the engine takes whatever adapter it is sent."""
+    train, infer = (
+        block.get("model_args") if isinstance(block := done.values.get(name), dict) else None
+        for name in ("actor_train", "actor_infer")
+    )
+    if not isinstance(train, dict) or not isinstance(infer, dict) or not train.get("lora_target"):
+        return
+    if (given := infer.get("lora_target")) not in (None, train["lora_target"]):
+        infer["lora_target"] = train["lora_target"]
+        said = (
+            f"{printable(given)} is read as {train['lora_target']}, because the trained role decides in ROLL; remove it"
+        )
+        done.warn(f"actor_infer.model_args.lora_target: {said}")
+    strategy = done.values["actor_infer"].get("strategy_args")
+    block = strategy.get("strategy_config") if isinstance(strategy, dict) else None
+    if isinstance(block, dict) and block.get("load_format") == "dummy":
+        block["load_format"] = "auto"
+        place = "actor_infer.strategy_args.strategy_config.load_format"
+        done.warn(f"{place}: 'dummy' is read as auto, as in ROLL with lora_target; use that instead")
+
+
+def _held_out(done: Translation) -> None:
+    """Drop `eval_steps` without held-out prompts: ROLL then validates nothing."""
+    if done.values.get("eval_steps") and not done.values.get("validation"):
+        value = done.values.pop("eval_steps")
+        done.warn(f"eval_steps: {value} is ignored; there is no validation block, and nothing to validate in ROLL")
+
+
+def _stale_samples(done: Translation) -> None:
+    """Sample from the whole distribution if generation runs ahead: only then is the probability of a token known."""
+    infer = done.values.get("actor_infer")
+    generating = infer.get("generating_args") if isinstance(infer, dict) else None
+    if not done.values.get("async_generation_ratio") or not isinstance(generating, dict):
+        return
+    for key, whole in WHOLE.items():
+        if generating.get(key) not in (None, whole, 0):
+            value, generating[key] = generating[key], whole
+            why = "with async_generation_ratio a loss needs the log-probs of the policy that sampled"
+            theirs = "ROLL takes those of the current weights, over all tokens, and does not correct the difference"
+            done.warn(f"actor_infer.generating_args.{key}: {printable(value)} is read as {whole}; {why}; {theirs}")
 
 
 def _late_clip(done: Translation) -> None:
@@ -233,43 +313,6 @@ def _clip_range(done: Translation) -> None:
             value = done.values.pop(key)
             said = f"{printable(value)} is ignored, as ROLL reads it only with {IS_RANGE}: true; remove the key"
             done.warn(f"{key}: {said}")
-
-
-def _updates_of_megatron(values: dict[str, Any]) -> Iterator[str]:
-    """Yield ROLL's update size of each role that Megatron trains on several GPUs as one replica: else it would grow."""
-    for role in TRAINED:
-        block = values.get(role)
-        strategy = block.get("strategy_args") if isinstance(block, dict) else None
-        sizes = strategy.get("strategy_config") if isinstance(strategy, dict) else None
-        if (
-            not isinstance(block, dict)
-            or not isinstance(strategy, dict)
-            or strategy.get("strategy_name") != "megatron_train"
-        ):
-            continue
-        given = [sizes[key] for key in MODEL_PARALLEL if isinstance(sizes, dict) and isinstance(sizes.get(key), int)]
-        arguments, devices = block.get("training_args") or {}, _count(block.get("device_mapping"))
-        if (shared := prod(given)) > 1 and devices and isinstance(arguments, dict):
-            accumulated = arguments.get("gradient_accumulation_steps", 1)
-            rows = [arguments.get("per_device_train_batch_size", 8), accumulated, devices // shared]
-            if all(isinstance(number, int) for number in rows):
-                text = (
-                    f"{accumulated} makes updates of {prod(rows)} sequences in ROLL, where {shared} GPUs share one "
-                    f"replica"
-                )
-                text = f"{text}; with DeepSpeed they would have {prod(rows[:2]) * devices}"
-                yield (
-                    f"{role}.training_args.gradient_accumulation_steps: {text}; divide it by {shared}, or set "
-                    f"updates_per_step"
-                )
-
-
-def _count(devices: Any) -> int:
-    """Return the number of devices of a `device_mapping`; 0 without one, or with one that cannot be read."""
-    try:
-        return len(parse_devices(devices)) if isinstance(devices, str) else len(devices or ())
-    except (ValueError, TypeError):
-        return 0
 
 
 def _templates(done: Translation) -> None:

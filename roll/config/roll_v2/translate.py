@@ -16,6 +16,7 @@ from roll.config.derived.devices import FORMS, parse_devices
 from roll.config.derived.domains import SANDBOX, SANDBOX_TIMEOUT
 from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
+from roll.config.roll_v2.on_policy import translate_on_policy, without_rewards
 from roll.config.roll_v2.rewards import judge_as_roll, translate_model_rewards, translate_reward_functions
 from roll.config.schema.faults import printable, printable_at
 from roll.config.schema.fields import dotted
@@ -130,6 +131,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
             this text refers to it, as `${name}` or `${name.key}`.
     """
     done = Translation(copy.deepcopy(plain))
+    is_on_policy = _on_policy(done)
     _critic_start(done)
     for name in list(done.values):
         if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
@@ -138,14 +140,18 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _rewards(done)
     _model_rewards(done)
     done.warnings += translate_reward_functions(done.values.get("rewards"))
+    if is_on_policy:
+        done.warnings += without_rewards(done.values.get("rewards"))
     _tracker_kwargs(done)
     _global_template(done)
     _worker_classes(done)
     _clip_range(done)
     _top_k(done)
     _unread_by_variant(done)
+    _sglang(done)
     _ignored(done)
     _sequence_length(done)
+    _rollout_mock(done)
     _refused(done)
     _read_as(done)
     _values(done)
@@ -157,11 +163,29 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     return done
 
 
+def _on_policy(done: Translation) -> bool:
+    """Read the roles of on-policy distillation. Return whether the file has them."""
+    said = translate_on_policy(done.values)
+    done.warnings += said
+    done.roll_keys += ["student_train", "student_infer", "is_pure_opd"] if said else []
+    return bool(said)
+
+
+def _rollout_mock(done: Translation) -> None:
+    """Drop `rollout_mock` if it is off or only writes the rollouts, which changes nothing in training."""
+    block = done.values.get("rollout_mock")
+    if isinstance(block, dict) and (block.get("enable") is not True or block.get("mode", "dump") == "dump"):
+        del done.values["rollout_mock"]
+        done.roll_keys.append("rollout_mock")
+        done.warn(f"rollout_mock: {printable(block)} is ignored; responses go to `samples.jsonl` in output_dir")
+
+
 def _agentic(done: Translation) -> None:
     read = translate_agentic(done.values)
     done.roll_keys += read.keys
     done.warnings += read.warnings
     done.faults += read.faults
+    done.is_whole = done.is_whole and read.is_whole
 
 
 def _ignored(done: Translation) -> None:
@@ -393,10 +417,22 @@ def _ulysses(done: Translation) -> None:
     """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Drop it where nothing is trained."""
     for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
         value, strategy = block.pop(place[-1]), done.values[place[0]].get("strategy_args")
-        if isinstance(strategy, dict) and strategy.get("strategy_name") == "deepspeed_train":
+        if isinstance(strategy, dict) and strategy.get("strategy_name") in ("deepspeed_train", "fsdp2_train"):
             _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.sequence_parallel_size", value)
         else:
             done.warn(f"{dotted(place)}: {printable(value)} is ignored; only deepspeed_train has sequence parallelism")
+
+
+def _sglang(done: Translation) -> None:
+    """Read `num_gpus_per_worker` as the `tensor_parallel_size` of SGLang, which decides its default in ROLL."""
+    for place, block in _matches(done.values, (ROLE, "num_gpus_per_worker")):
+        strategy = block.get("strategy_args")
+        if isinstance(strategy, dict) and strategy.get("strategy_name") == "sglang":
+            value, config = block.pop("num_gpus_per_worker"), strategy.get("strategy_config")
+            if isinstance(config, dict) and "tensor_parallel_size" in config:
+                done.warn(f"{dotted(place)}: {printable(value)} is ignored; tensor_parallel_size replaces it")
+            else:
+                _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.tensor_parallel_size", value)
 
 
 def _backend_timeout(done: Translation) -> None:

@@ -145,6 +145,10 @@ and what to use instead of others.
 VARIABLES_WITHOUT_EFFECT: Mapping[str, str] = _TABLES["variables"]
 """Environment variables of other programs that roll does not read, with their replacements in roll."""
 
+BACKEND_KEYS: Mapping[str, list[str]] = _ROLL["backend_keys"]
+"""By backend that only ROLL has: keys of its `strategy_config` that do not change the result of training."""
+MEGATRON_FUSIONS: list[str] = _ROLL["megatron_fusions"]
+"""Keys in the block `additional_configs` of Megatron that do not change the result of training."""
 VARIABLES: list[str] = _ROLL["variables"]
 """Root keys that ROLL's files use as variables in `${...}`. Unused ones are refused on the command line only."""
 IGNORED: Mapping[str, str] = _ROLL["ignored"]

@@ -193,12 +193,12 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
         (
             {
                 "custom_envs": {
-                    "lake": {"env_type": "sokoban", "env_manager_cls": "roll.pipeline.agentic.StepEnvManager"}
+                    "lake": {"env_type": "sokoban", "env_manager_cls": "roll.pipeline.agentic.ProxyEnvManager"}
                 }
             },
             "custom_envs.lake.env_manager_cls",
             "not_supported",
-            "StepEnvManager",
+            "ProxyEnvManager",
         ),
         (
             {"custom_envs": {"lake": {"env_type": "sokoban", "tools": []}}},
@@ -316,3 +316,25 @@ def test_a_composed_block_is_not_changed() -> None:
     translate(plain, "")
     assert repr(plain) == before
     assert isinstance(DictConfig(plain).custom_envs.lake.env_type, str)
+
+
+def test_single_turns_become_one_conversation() -> None:
+    template = "History: {history}. Now: {current_observation}"
+    lake = {
+        "env_type": "frozen_lake",
+        "env_manager_cls": "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager",
+        "max_steps": 10,
+        "max_tokens_per_step": 64,
+        "history_length": 5,
+        "agent_system_template": "You play.",
+        "agent_template": template,
+    }
+    done = translate(BASE | {"sequence_length": 1024, "custom_envs": {"lake": lake}}, "")
+    assert done.faults == []
+    assert (done.values["sequence_length"], done.values["prompt_length"]) == (10240, 960)
+    arguments = done.values["environments"]["lake"]["environment_args"]
+    assert arguments["agent_system_template"] == "You play." and "agent_template" not in arguments
+    keys = {f"custom_envs.lake.{key}" for key in ("env_manager_cls", "agent_template", "history_length")}
+    assert keys | {"sequence_length"} <= {text.split(":")[0] for text in done.warnings}
+    done = translate(BASE | {"custom_envs": {"lake": lake | {"agent_template": "{observation}"}}}, "")
+    assert done.values["environments"]["lake"]["environment_args"]["agent_template"] == "{observation}"

@@ -239,24 +239,61 @@ def test_roll_difference_for_equal_rewards_is_reported(mean: str | None, std: st
         assert any(text.startswith("norm_std_type: group without") for text in said) is is_said
 
 
-MEGATRON = {
-    "actor_train.strategy_args.strategy_name": "megatron_train",
-    "actor_train.training_args.per_device_train_batch_size": 2,
-    "actor_train.training_args.gradient_accumulation_steps": 16,
-    "actor_train.device_mapping": "list(range(0,16))",
-}
+SAMPLED = {"actor_infer.generating_args.top_p": 0.99, "actor_infer.generating_args.top_k": 100}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "rolls"),
-    [
-        ({"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, 128),
-        ({"context_parallel_size": 8, "expert_model_parallel_size": 4}, 64),
-        ({"tensor_model_parallel_size": 1, "expert_model_parallel_size": 8}, None),
-    ],
-)
-def test_the_updates_of_megatron_are_said(sizes: dict[str, int], rolls: int | None) -> None:
-    _, said = read("lora", MEGATRON | {"actor_train.strategy_args.strategy_config": sizes})
-    found = [text for text in said if text.startswith("actor_train.training_args.gradient_accumulation_steps: ")]
-    assert len(found) == (rolls is not None)
-    assert all(f"updates of {rolls} " in text and "have 512" in text for text in found)
+@pytest.mark.parametrize(("ratio", "sampled"), [(1, (1.0, -1)), (None, (0.99, 100))])
+def test_stale_samples_come_from_the_whole_distribution(ratio: int | None, sampled: tuple[float, int]) -> None:
+    config, said = config_of("lora", {"async_generation_ratio": ratio} | SAMPLED)
+    generating = config.actor_infer.generating_args
+    assert (generating.top_p, generating.top_k) == sampled
+    places = {text.split(":")[0] for text in said}
+    assert (set(SAMPLED) <= places) is (ratio is not None)
+
+
+def test_keys_that_nothing_reads_are_dropped() -> None:
+    loaded, said = read("gspo", {"kl_horizon": 10000})
+    assert loaded.faults == [] and isinstance(loaded.config, RlvrConfig)
+    assert loaded.config.dual_clip_loss is False
+    assert {"dual_clip_loss", "kl_horizon"} <= {text.split(":")[0] for text in said}
+
+
+def test_the_trained_role_decides_about_the_adapter() -> None:
+    adapter = {"lora_rank": 32, "lora_alpha": 32}
+    changes = {
+        f"{role}.model_args.{key}": value for role in ("actor_train", "actor_infer") for key, value in adapter.items()
+    }
+    targets = {
+        "actor_train.model_args.lora_target": "all-linear",
+        "actor_infer.model_args.lora_target": "q_proj,k_proj",
+    }
+    dummy = "actor_infer.strategy_args.strategy_config.load_format"
+    config, said = config_of("lora", changes | targets | {dummy: "dummy"})
+    assert config.actor_infer.model_args.lora_target == "all-linear"
+    assert {"actor_infer.model_args.lora_target", dummy} <= {text.split(":")[0] for text in said}
+
+
+def test_the_engine_takes_whole_prompts_and_responses() -> None:
+    place = "actor_infer.strategy_args.strategy_config.max_model_len"
+    config, said = config_of("lora", {"prompt_length": 2048, "response_length": 8192, place: 8000})
+    assert getattr(config.actor_infer.strategy_args, "strategy_config").max_model_len == 10240
+    assert any(text.startswith(f"{place}: 8000 is read as 10240") for text in said)
+
+
+def test_files_without_held_out_prompts_validate_nothing() -> None:
+    config, said = config_of("lora", {"validation": None, "eval_steps": 10})
+    assert config.eval_steps == 0 and any(text.startswith("eval_steps: 10 is ignored") for text in said)
+
+
+def test_a_file_without_training_has_one_fault_for_it() -> None:
+    loaded, _ = read("lora", {"actor_train": None})
+    (fault,) = [fault for fault in loaded.faults if fault.place == "actor_train"]
+    assert fault.code == "missing" and "roll.evaluate" in fault.remedy
+
+
+def test_update_larger_than_step_is_one_update() -> None:
+    numbers = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 128}
+    config, said = config_of("lake", {f"actor_train.training_args.{key}": value for key, value in numbers.items()})
+    assert config.actor_train.training_args.gradient_accumulation_steps == 64
+    place = "actor_train.training_args.gradient_accumulation_steps"
+    assert any(text.startswith(f"{place}: 128 makes updates of 2048, but a step has 1024 episodes") for text in said)

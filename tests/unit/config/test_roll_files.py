@@ -415,10 +415,21 @@ REFUSED = {
 }
 
 
+OURS = """
+exp_name: ours
+output_dir: ./output
+pretrain: Qwen/Qwen2.5-7B
+max_steps: 10
+rewards: {math_rule: {}}
+actor_train: {data_args: {file_name: a.jsonl, prompt: prompt}}
+actor_infer: {strategy_args: {strategy_name: vllm}}
+"""
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_backends_are_called_by_their_name(name: str) -> None:
     strategy, place, said = REFUSED[name]
-    values = yaml.safe_load(BARE)
+    values = yaml.safe_load(OURS)
     values["actor_train"]["strategy_args"] = strategy
     (fault,) = read(yaml.safe_dump(values))[0].faults
     assert coded([fault]) == [("not_supported", f"actor_train.strategy_args.{place}")] and said in fault.problem

@@ -166,3 +166,25 @@ def test_a_secret_stands_in_no_message() -> None:
 )
 def test_unread_roll_value_is_ignored_with_warning(values: dict[str, Any], said: str) -> None:
     assert said in translate(values, "").warnings
+
+
+@pytest.mark.parametrize(
+    ("block", "is_fault"),
+    [({"enable": True, "mode": "dump"}, False), ({"enable": True, "mode": "mock"}, True), ({"mode": "mock"}, False)],
+)
+def test_only_replayed_rollouts_are_refused(block: dict[str, Any], is_fault: bool) -> None:
+    done = translate({"rollout_mock": block}, "")
+    assert [fault.place for fault in done.faults] == ["rollout_mock"] * is_fault
+    assert [text.split(":")[0] for text in done.warnings] == ["rollout_mock"] * (not is_fault)
+
+
+def test_query_key_follows_the_prompt() -> None:
+    done = translate({"prompt_key": "instruction", "query_key": "input"}, "")
+    assert done.values == {"sft_train": {"data_args": {"prompt": "instruction", "input": "input"}}}
+
+
+def test_gpus_of_a_sglang_worker_are_its_size() -> None:
+    strategy = {"strategy_name": "sglang", "strategy_config": {"mem_fraction_static": 0.8}}
+    done = translate({"actor_infer": {"num_gpus_per_worker": 2, "strategy_args": strategy}}, "")
+    assert done.values["actor_infer"]["strategy_args"]["strategy_config"]["tensor_parallel_size"] == 2
+    assert [text.split(":")[0] for text in done.warnings] == ["actor_infer.num_gpus_per_worker"]

@@ -1,0 +1,58 @@
+"""Runs the code of `docs/porting.md`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roll.agents.environments.process import EnvironmentProcess
+from roll.config.schema.environments import EnvironmentConfig
+from roll.config.load.user_code import inspect_user_code
+from roll.types import RewardResult
+from tests import limits
+from tests.unit.docs.pages import blocks
+from tests.unit.environments.running import says
+from tests.unit.rewards.running import run
+
+PAGE = "docs/porting.md"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Make the page's modules importable, and return its files by name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = {file: block.text for block in blocks(PAGE) if (file := block.option("file")) is not None}
+    for name, text in found.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return found
+
+
+def test_the_pages_environment_plays_an_episode(files: dict[str, str]) -> None:
+    keys: dict[str, Any] = yaml.safe_load(files["shop/agentic_shop.yaml"])["environments"]["WebShopEnv"]
+    section = EnvironmentConfig.model_validate_json(json.dumps(keys))
+
+    async def go() -> list[float]:
+        process = EnvironmentProcess("WebShopEnv", section, limits.START)
+        try:
+            await process.open(0, {"seed": 3}, 0)
+            steps = [await process.step(0, says(text)) for text in ("what is there?", "buy blue cup")]
+            return [step.reward for step in steps]
+        finally:
+            await process.close()
+
+    assert run(go()) == [0.0, 1.0]
+
+
+def test_the_pages_reward_tells_score_from_reward(files: dict[str, str]) -> None:
+    name = "my_shop_rewards:names_the_item"
+    assert inspect_user_code({"rewards": {"shop": {"reward": name}}}) == ({}, [])
+    import my_shop_rewards  # type: ignore[import-not-found]  # written by the fixture
+
+    result: RewardResult = my_shop_rewards.names_the_item(None, "a red cup" + " " * 1000, {"ground_truth": "red cup"})
+    assert (result.value, result.score) == (0.9, 1.0)
