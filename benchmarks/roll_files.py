@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -66,8 +65,7 @@ def text_files(examples: Path) -> list[Path]:
 
 def planned(examples: Path) -> Iterator[Outcome]:
     """Yield the outcome of each file. An empty folder is the working directory, so that no module of ROLL is found."""
-    with tempfile.TemporaryDirectory(prefix="roll-files-") as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory(prefix="roll-files-") as folder, contextlib.chdir(folder):
         for file in text_files(examples):
             yield outcome(file, file.relative_to(examples).as_posix())
 

@@ -23,6 +23,8 @@ IDLE = {"frozen_lake": 0.0, "sokoban": -0.1}
 """Reward of a step without an action, which ROLL adds to `format_penalty`."""
 WHOLE_EPISODES, SINGLE_TURNS = "TrajEnvManager", "StepEnvManager"
 """ROLL's managers: the conversation of an episode is one sequence, or each turn is one, with a prompt of its own."""
+MOST_POSITIONS = 32768
+"""Longest whole episode that is assumed for `SINGLE_TURNS`: the positions of Qwen2.5, which ROLL's files train."""
 OF_SINGLE_TURNS = ("{history}", "{current_observation}")
 """Placeholders in the template of `SINGLE_TURNS`."""
 DEFINED = ("env_type", "env_manager_cls", "env_config", "max_steps", "max_tokens_per_step")
@@ -45,6 +47,8 @@ METHODS = {"mean_std": ("mean", "std"), "asym_clip": ("mean", "std"), "mean": ("
 """Values of `reward_normalization.method`, with their statistics. ROLL v0.2.1 computes `mean_std` for `asym_clip`."""
 UNSCALED = ("global_scale_factor", "global_shift_value")
 """Keys of `reward_normalization` that ROLL v0.2.1 itself never reads."""
+STEP_DISCOUNT, USUAL_DISCOUNT = "step_reward_gamma", 0.95
+"""ROLL's key of the discount per turn, and its default."""
 NORMS = ("grouping", "method", "norm_mean_type", "norm_std_type")
 SCOPES = {"traj_group_id": "group", "tags": "domain", "batch": "batch"}
 """Values of `reward_normalization.grouping`, and roll's counterparts. A tag in ROLL is a domain in roll."""
@@ -94,6 +98,7 @@ class Agentic:
         self._training(train or {})
         self._validation(val or {})
         self._sampling(train or {}, val or {})
+        self._discount()
         self._normalisation()
         self._rows_of_files()
 
@@ -256,8 +261,9 @@ class Agentic:
         turns = [one.get("max_steps") for one in definitions if SINGLE_TURNS in str(one.get("env_manager_cls"))]
         most = max((value for value in turns if isinstance(value, int)), default=1)
         if isinstance(longest, int) and most > 1:
-            self._values["sequence_length"] = longest * most
-            said = f"{longest} limits one turn in ROLL with {SINGLE_TURNS}, so it is read as {longest * most}"
+            whole = max(longest, min(longest * most, MOST_POSITIONS))
+            self._values["sequence_length"] = whole
+            said = f"{longest} limits one turn in ROLL with {SINGLE_TURNS}, so it is read as {whole}"
             self.warn(f"sequence_length: {said} for {most} turns; set the length of a whole episode")
 
     def _training(self, train: Mapping[str, Any]) -> None:
@@ -367,6 +373,23 @@ class Agentic:
             said = f"{most} is read as {turn}, because max_tokens_per_step is smaller"
             self.warn(f"{name}.generating_args.max_new_tokens: {said}; use that instead")
         return read
+
+    def _discount(self) -> None:
+        """Read `step_reward_gamma` as the discount per turn of `step_reinforce`. Drop it if ROLL does not read it."""
+        values, estimator = self._values, self._values.get("adv_estimator")
+        if estimator == "step_reinforce":
+            given = values.pop(STEP_DISCOUNT, None)
+            discount = USUAL_DISCOUNT if given is None else given
+            said = f"{printable(given)} is" if given is not None else f"missing, so {discount}, ROLL's default, is"
+            if values.get("gamma", discount) != discount:
+                said = f"{said} used instead of gamma {printable(values['gamma'])}, and"
+            values["gamma"] = discount
+            self.warn(f"{STEP_DISCOUNT}: {said} read as gamma={discount}, the discount per turn; use that instead")
+        elif estimator != "gigpo" and STEP_DISCOUNT in values:
+            value = values.pop(STEP_DISCOUNT)
+            self.warn(
+                f"{STEP_DISCOUNT}: {printable(value)} is ignored; {printable(estimator)} does not read it in ROLL"
+            )
 
     def _normalisation(self) -> None:
         """Set the keys of the normalisation, unless the estimator itself has this normalisation."""

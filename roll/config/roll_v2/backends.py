@@ -223,9 +223,11 @@ def whole_updates(done: Translation) -> None:
     if not isinstance(role, dict) or not isinstance(arguments, dict) or ACCUMULATION not in arguments:
         return
     batch, steps = (arguments.get(key, default) for key, default in NUMBERS.items())
-    replicas = _replicas(role)
-    if not all(isinstance(number, int) and number > 0 for number in (groups, size, batch, steps, replicas)):
+    given = (groups, size, batch, steps, _replicas(role))
+    numbers = [number for number in given if isinstance(number, int) and number > 0]
+    if len(numbers) < len(given):
         return
+    groups, size, batch, steps, replicas = numbers
     episodes, update = groups * size, batch * steps * replicas
     if episodes < update and episodes % (batch * replicas) == 0:
         arguments[ACCUMULATION] = episodes // (batch * replicas)

@@ -63,7 +63,7 @@ OWN_ROLE = (
 ROLLS_REWARDS = "roll.pipeline."
 """Start of the module paths of ROLL's own reward classes. A class elsewhere is the user's own, whatever its name."""
 INSTRUCTIONS, REPETITION = "ifeval", "repetition_penalty"
-COLUMNS = ("messages", "prompt", "response", "text", "chosen", "rejected", "margin", "label", "system")
+COLUMNS = ("messages", "prompt", "input", "response", "text", "chosen", "rejected", "margin", "label", "system")
 """Keys of `data_args` that name a column of the rows."""
 KNOWN = (
     {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)}

@@ -338,3 +338,20 @@ def test_single_turns_become_one_conversation() -> None:
     assert keys | {"sequence_length"} <= {text.split(":")[0] for text in done.warnings}
     done = translate(BASE | {"custom_envs": {"lake": lake | {"agent_template": "{observation}"}}}, "")
     assert done.values["environments"]["lake"]["environment_args"]["agent_template"] == "{observation}"
+
+
+@pytest.mark.parametrize(
+    ("estimator", "given", "gamma"),
+    [
+        ("step_reinforce", 0.9, 0.9),
+        ("step_reinforce", None, 0.95),
+        ("agentic_reinforce", 0.9, None),
+        ("gigpo", 0.9, None),
+    ],
+)
+def test_turns_are_discounted_as_in_roll(estimator: str, given: float | None, gamma: float | None) -> None:
+    changes = {"adv_estimator": estimator} | ({"step_reward_gamma": given} if given else {})
+    done = translate(BASE | changes, "")
+    assert done.values.get("gamma") == gamma
+    assert done.values.get("step_reward_gamma") == (given if estimator == "gigpo" else None)
+    assert any(text.startswith("step_reward_gamma: ") for text in done.warnings) is (estimator != "gigpo")

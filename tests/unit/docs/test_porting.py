@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from roll.agents.environments.process import EnvironmentProcess
-from roll.config.schema.environments import EnvironmentConfig
 from roll.config.load.user_code import inspect_user_code
+from roll.config.schema.environments import EnvironmentConfig
 from roll.types import RewardResult
 from tests import limits
 from tests.unit.docs.pages import blocks
