@@ -27,6 +27,8 @@ MOST_POSITIONS = 32768
 """Longest whole episode that is assumed for `SINGLE_TURNS`: the positions of Qwen2.5, which ROLL's files train."""
 OF_SINGLE_TURNS = ("{history}", "{current_observation}")
 """Placeholders in the template of `SINGLE_TURNS`."""
+USUAL_GROUPS = 128
+"""ROLL's default of `num_env_groups`."""
 DEFINED = ("env_type", "env_manager_cls", "env_config", "max_steps", "max_tokens_per_step")
 """Keys of an environment's definition that are read."""
 MANAGED = (
@@ -326,7 +328,9 @@ class Agentic:
         """Return each tag that has groups, with their number. A single tag needs no partition: it has all groups."""
         tags, counts = _tags(manager), manager.get("num_groups_partition")
         if counts is None and len(tags) <= 1:
-            counts = [manager.get("num_env_groups", 1)] * len(tags)
+            if tags and manager.get("num_env_groups") is None:
+                self.warn(f"{name}.num_env_groups: missing, so it is {USUAL_GROUPS}, ROLL's default; set it explicitly")
+            counts = [manager.get("num_env_groups") or USUAL_GROUPS] * len(tags)
         if not isinstance(counts, list | tuple) or len(counts) != len(tags):
             problem = f"{printable(counts)}, but there are {len(tags)} tags: {', '.join(tags)}"
             self.fault(

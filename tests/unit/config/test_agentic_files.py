@@ -237,7 +237,7 @@ def test_what_rewards_are_compared_with(estimator: str, norm: dict[str, str], ex
             '"mine.EnvironmentWorker"',
         ),
         (manager(llm_proxy={"proxy_type": "openai"}), "train_env_manager.llm_proxy", "not_supported", "openai"),
-        (manager(n_groups=[64]), "train_env_manager.n_groups", "not_supported", "[64]"),
+        (manager(groups=[64]), "train_env_manager.groups", "not_supported", "[64]"),
         (
             {"custom_envs": {"lake": {"env_type": "frozen_lake", "agent_runner_cls": "mine.Runner"}}},
             "custom_envs.lake.agent_runner_cls",
@@ -355,3 +355,11 @@ def test_turns_are_discounted_as_in_roll(estimator: str, given: float | None, ga
     assert done.values.get("gamma") == gamma
     assert done.values.get("step_reward_gamma") == (given if estimator == "gigpo" else None)
     assert any(text.startswith("step_reward_gamma: ") for text in done.warnings) is (estimator != "gigpo")
+
+
+def test_groups_of_an_earlier_version_are_ignored() -> None:
+    train = {"group_size": 4, "tags": ["lake"], "env_groups": 64, "n_groups": [64]}
+    done = translate(BASE | {"max_steps": 10, "train_env_manager": train, "enable_think": False}, "")
+    assert not done.faults and done.values["environments"]["lake"]["rows"] == 1280
+    keys = {f"train_env_manager.{key}" for key in ("env_groups", "n_groups", "num_env_groups")}
+    assert keys | {"enable_think"} <= {text.split(":")[0] for text in done.warnings}
