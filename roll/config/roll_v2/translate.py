@@ -153,6 +153,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _sequence_length(done)
     _rollout_mock(done)
     _refused(done)
+    _questions(done)
     _read_as(done)
     _values(done)
     _held_out_columns(done)
@@ -233,6 +234,20 @@ def _refused(done: Translation) -> None:
             else:
                 problem = f"{printable_at(place, value)} has no counterpart here"
                 done.fault(dotted(place), problem, f"remove it; {instead}", "not_supported")
+
+
+def _questions(done: Translation) -> None:
+    """Read the columns of the student's rows. ROLL puts the question on a new line, after the prompt if any."""
+    if not isinstance(done.values.get("student"), dict) or "question_key" not in done.values:
+        return
+    question, prompt = done.values.pop("question_key"), done.values.pop("prompt_key", None)
+    done.roll_keys += ["question_key", "prompt_key"]
+    if prompt is None:
+        differs = "ROLL puts a line break before the question, roll does not"
+        _say(done, ("question_key",), question, "student.data_args.prompt", question, differs)
+    else:
+        _say(done, ("prompt_key",), prompt, "student.data_args.prompt", prompt)
+        _say(done, ("question_key",), question, "student.data_args.input", question)
 
 
 def _read_as(done: Translation) -> None:

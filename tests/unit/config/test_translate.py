@@ -188,3 +188,17 @@ def test_gpus_of_a_sglang_worker_are_its_size() -> None:
     done = translate({"actor_infer": {"num_gpus_per_worker": 2, "strategy_args": strategy}}, "")
     assert done.values["actor_infer"]["strategy_args"]["strategy_config"]["tensor_parallel_size"] == 2
     assert [text.split(":")[0] for text in done.warnings] == ["actor_infer.num_gpus_per_worker"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns", "differs"),
+    [
+        ({"question_key": "q"}, {"prompt": "q"}, True),
+        ({"question_key": "q", "prompt_key": "p"}, {"prompt": "p", "input": "q"}, False),
+    ],
+)
+def test_columns_of_students_rows_are_rolls(keys: dict[str, str], columns: dict[str, str], differs: bool) -> None:
+    done = translate({"student": {}} | keys, "")
+    assert done.values == {"student": {"data_args": columns}}
+    assert {text.split(":")[0] for text in done.warnings} == set(keys)
+    assert any("line break" in text for text in done.warnings) is differs
