@@ -90,7 +90,7 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
         raise ConfigError(*unusable)
     plain = _resolve(composed)
     if not plain.keys() - {"dry_run"}:
-        raise ConfigError(Fault("--config-name", "the configuration sets no key", "choose another file", "empty"))
+        raise ConfigError(Fault("the configuration", "it sets no key", "give a file with keys", "empty"))
     if pictures := picture_faults(plain):
         raise ConfigError(*pictures)
     for name in preset_names() if passing is None else passing:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from roll.config.load.loader import LoadedConfig, read_config
 from roll.config.schema.rlvr import RlvrConfig
+from roll.errors import ConfigError
 from tests.unit.config.test_keys_of_roll import nested
 
 
@@ -297,3 +298,10 @@ def test_update_larger_than_step_is_one_update() -> None:
     assert config.actor_train.training_args.gradient_accumulation_steps == 64
     place = "actor_train.training_args.gradient_accumulation_steps"
     assert any(text.startswith(f"{place}: 128 ") and " 2048" in text and " 1024 " in text for text in said)
+
+
+@pytest.mark.parametrize("values", [{}, {"dry_run": True}])
+def test_an_empty_file_has_one_fault(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config(DictConfig(values))
+    assert [fault.code for fault in caught.value.faults] == ["empty"]
