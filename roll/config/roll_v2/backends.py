@@ -105,6 +105,12 @@ class _Backend:
             problem = f"{printable(value)} is a setting of {FOREIGN[self.chosen][0]}, and may change the result"
             place = f"{self.name}.strategy_args.strategy_config.{key}"
             self.done.fault(place, problem, "remove it; it has no counterpart here", "not_supported")
+        model = self.role.get("model_args")
+        if self.given.get("bf16") is True and isinstance(model, dict) and model.get("dtype") == "fp32":
+            model["dtype"] = "bf16"
+            self.done.warn(
+                f"{self.name}.model_args.dtype: 'fp32' is read as bf16, because strategy_config.bf16 is true"
+            )
         if self.chosen == "sglang":
             self._engine()
         elif self.chosen.endswith("_train"):

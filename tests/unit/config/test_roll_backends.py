@@ -171,6 +171,8 @@ def test_deepspeeds_block_decides_precision_as_in_roll() -> None:
     block, done = settled("actor_train", role("megatron_train", ONE, model_args={"dtype": "fp16"}))
     assert block["model_args"] == {"dtype": "fp16"}
     assert "data_types" not in block["strategy_args"]["strategy_config"]
+    block, done = settled("actor_train", role("megatron_train", ONE | {"bf16": True}, model_args={"dtype": "fp32"}))
+    assert block["model_args"] == {"dtype": "bf16"} and said(done, "actor_train.model_args.dtype")
 
 
 def test_the_routers_loss_of_megatron_is_said() -> None:
