@@ -53,6 +53,8 @@ DIFFUSION = re.compile("^diffusion")
 VALUES_OF_PICTURES = {"template": TEMPLATES, "strategy_name": DIFFUSION, "model_type": DIFFUSION, "worker_cls": CLASSES}
 """By key, the values that are about images, video or diffusion models."""
 LENGTHS = ("prompt_length", "response_length")
+PREFERENCES = ("chosen_key", "rejected_key", "beta", "preference_loss")
+"""Root keys of files that train on pairs."""
 TRAINED = ("actor_train", "critic", "sft_train", "student")
 """Roles whose weights ROLL trains."""
 OWN_LOSS = "if it changes the loss, write that as policy_loss: package.module:Name; see docs/extending.md"
@@ -201,6 +203,9 @@ def _sequence_length(done: Translation) -> None:
     if "sequence_length" not in done.values or done.values.get("environments"):
         return
     done.roll_keys.append("sequence_length")
+    if isinstance(done.values["sequence_length"], int) and (cut := _cut_of_rows(done.values)):
+        _limit_rows(done, cut)
+        return
     value, missing = done.values.pop("sequence_length"), [key for key in LENGTHS if key not in done.values]
     if value is None:
         return
@@ -222,6 +227,24 @@ def _sequence_length(done: Translation) -> None:
         else "; use that instead"
     )
     done.warn(f"sequence_length: {printable(value)} is read as {said}{total}")
+
+
+def _cut_of_rows(values: Mapping[str, Any]) -> str | None:
+    """Return what ROLL does with a row above `sequence_length`, as `truncation`; None unless it trains on rows."""
+    pipeline = values.get("pipeline")
+    if pipeline == "distill" or pipeline is None and "student" in values:
+        return "end"
+    on_rows = "sft_train" in values or any(key in values for key in PREFERENCES)
+    return "drop" if pipeline in ("sft", "dpo") or pipeline is None and on_rows else None
+
+
+def _limit_rows(done: Translation, cut: str) -> None:
+    """Read `sequence_length` as `max_length`: where ROLL trains on rows, it has no lengths of prompt and response."""
+    value = done.values.pop("sequence_length")
+    ignored = [f"{key} {printable(done.values.pop(key))}" for key in LENGTHS if key in done.values]
+    said = f"; {' and '.join(ignored)}, which ROLL does not read here, is ignored" if ignored else ""
+    done.values |= {"max_length": value, "truncation": cut}
+    done.warn(f"sequence_length: {value} is read as max_length={value}, truncation={cut}{said}")
 
 
 def _refused(done: Translation) -> None:

@@ -211,7 +211,7 @@ def test_pipeline_of_roll_file_follows_from_roles(role: str) -> None:
     said = [str(one.message) for one in caught]
     assert any(one.startswith("pipeline: ") for one in said)
     (lengths,) = [one for one in said if one.startswith("sequence_length: 512 ")]
-    assert "prompt_length=512" in lengths and "response_length=512" in lengths
+    assert f"max_length=512, truncation={'drop' if role == 'sft_train' else 'end'}" in lengths
 
 
 def test_folder_named_roll_does_not_shadow_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
