@@ -11,6 +11,7 @@ if __name__ == "__main__":  # first, because the imports take a second
     end_at_signals()
 
 import os
+import pickle
 import shutil
 import sys
 import warnings
@@ -19,14 +20,23 @@ from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
-from rich.console import Console
 
-from roll.config.load.compose import compose, launcher_fault
+from roll.config.load.complete import answer_shell
+from roll.config.load.compose import compose
+from roll.config.load.flags import COMPLETION, launcher_fault, parse_flags
 from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
-from roll.config.plan.show import WIDTH, show_plan
 from roll.config.schema.pipelines import Config
-from roll.errors import PART_FAILED, ConfigError, DataError, Fault
+from roll.errors import INTERRUPTED, PART_FAILED, ConfigError, DataError, Fault
+from roll.runs.job import run_job
+from roll.runs.side_by_side import (
+    Command,
+    outcome,
+    present_gpus,
+    python_module,
+    run_side_by_side,
+    slot_environments,
+)
 from roll.system.command import run_command
 
 Job = tuple[Config, Plan]
@@ -47,11 +57,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_all(words: Sequence[str]) -> None:
     if launched := launcher_fault(os.environ, words):
         raise ConfigError(launched)
+    if {*COMPLETION} & {*words}:
+        print("\n".join(answer_shell(words)))
+        return
+    most = parse_flags(words).parallel
     jobs = jobs_of(words)
-    for config, plan in jobs:
-        _run(config, plan)
-    if len(jobs) > 1 and not any(config.dry_run for config, _ in jobs):
-        _compare([Path(config.output_dir) for config, _ in jobs])
+    if most and len(jobs) == 1:
+        remedy = "add --multirun and several values of a key, KEY=A,B, or leave it out"
+        raise ConfigError(Fault("--parallel", f"{most}, but there is only one job", remedy, "no_effect"))
+    is_dry = any(config.dry_run for config, _ in jobs)
+    statuses: list[int | None] = [0] * len(jobs)
+    if most and not is_dry:
+        statuses = _run_parallel(jobs, most)
+    else:
+        for config, plan in jobs:
+            run_job(config, plan)
+    done = [Path(config.output_dir) for (config, _), status in zip(jobs, statuses, strict=True) if status == 0]
+    if len(done) > 1 and not is_dry:
+        _compare(done)
+    if INTERRUPTED in statuses or None in statuses:
+        raise KeyboardInterrupt
+    if failed := [status for status in statuses if status]:
+        raise SystemExit(failed[0] if failed[0] > 0 else PART_FAILED)
 
 
 def jobs_of(argv: Sequence[str]) -> list[Job]:
@@ -103,17 +130,15 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
             raise ConfigError(Fault("output_dir", problem, remedy, "duplicate"))
 
 
-def _run(config: Config, plan: Plan) -> None:
-    show_plan(config, plan, Console(width=None if sys.stdout.isatty() else WIDTH))
-    if config.dry_run:
-        return
-    from roll.tracking.life import ActivityDisplay
-
-    with ActivityDisplay(Console()) as life:
-        life.driver("loading libraries")
-        from roll.runs.assemble import run_experiment  # Imported here, so that a dry run imports neither torch nor ray.
-
-        run_experiment(config, plan, life)
+def _run_parallel(jobs: Sequence[Job], most: int) -> list[int | None]:
+    """Run jobs side by side, print a summary and return their exit statuses. Raises ConfigError if they cannot."""
+    needed = max((max(plan.devices, default=-1) + 1 for _, plan in jobs), default=0)
+    slots = slot_environments(min(most, len(jobs)), needed, os.environ, present_gpus())
+    commands = [Command(python_module("roll.runs.job"), pickle.dumps(job)) for job in jobs]
+    statuses = run_side_by_side(commands, slots, print)
+    for number, ((config, _), status) in enumerate(zip(jobs, statuses, strict=True)):
+        print(f"job {number}: {outcome(status)}: {config.output_dir}")
+    return statuses
 
 
 def _compare(folders: Sequence[Path]) -> None:

@@ -29,6 +29,8 @@ ENVIRONMENTS = ("calculator", "code_repl", "frozen_lake", "sokoban", "tool_use")
 """The built-in environments. `roll/agents/environments/NAME.py` registers the environment NAME."""
 PRESETS = "config"
 """Subfolder of the examples with the presets."""
+DEEPSPEED = "deepspeed"
+"""Hydra's group of DeepSpeed's presets, a subfolder of `PRESETS`: its option `zero3` is `deepspeed_zero3`."""
 MODELS = "models"
 """Subfolder of the examples with `<name>/config.json`, the shapes of well-known models."""
 NO_EXPERIMENTS = (PRESETS, "kubernetes")
@@ -49,6 +51,11 @@ def locks_folder() -> Path:
 def preset_names(*folders: Path) -> set[str]:
     """Return the presets in the shipped folder and the given ones. A preset is a file with a single root key."""
     return {file.stem for folder in (examples_folder() / PRESETS, *folders) for file in folder.glob("*.yaml")}
+
+
+def deepspeed_presets() -> dict[str, Path]:
+    """Return the files with the blocks of DeepSpeed's presets, by the names of the presets."""
+    return {f"{DEEPSPEED}_{file.stem}": file for file in (examples_folder() / PRESETS / DEEPSPEED).glob("*.yaml")}
 
 
 def experiments() -> dict[str, Path]:

@@ -450,7 +450,7 @@ CONTRADICTIONS = [
         "allowed: True",
     ),
     (
-        ["deepspeed_zero3.gradient_clipping=0.5"],
+        ["deepspeed_zero3.gradient_clipping=0.5", "max_grad_norm=1.0"],
         "strategy_config.gradient_clipping",
         "contradiction",
         "0.5",

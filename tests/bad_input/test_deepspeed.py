@@ -214,10 +214,10 @@ CASES = [
         "WarmupLR",
     ),
     (
-        [f"+{DEEPSPEED}.csv_monitor={{enabled: true}}"],
-        "strategy_config.csv_monitor",
+        [f"+{DEEPSPEED}.comet={{enabled: true}}"],
+        "strategy_config.comet",
         "not_supported",
-        "roll has its own trackers",
+        "roll has no such tracker",
         "track_with",
     ),
     (
@@ -228,8 +228,8 @@ CASES = [
         "remove it",
     ),
     (
-        [f"+{DEEPSPEED}.prescale_gradients=true"],
-        "strategy_config.prescale_gradients",
+        [f"+{DEEPSPEED}.dump_state=true"],
+        "strategy_config.dump_state",
         "not_supported",
         "not passed on",
         "remove it",

@@ -179,11 +179,11 @@ STRATEGIES = [
         "give the path of DeepSpeed's configuration",
     ),
     (
-        ["actor_train.strategy_args.strategy_config=deepspeed_zero2"],
+        ["actor_train.strategy_args.strategy_config=my_zero2"],
         "actor_train.strategy_args.strategy_config",
         "wrong_type",
-        "deepspeed_zero2",
-        "${deepspeed_zero2}",
+        "my_zero2",
+        "${my_zero2}",
     ),
     (
         ["~actor_infer.strategy_args.strategy_name"],

@@ -13,15 +13,13 @@ import contextlib
 import copy
 import itertools
 import math
-import shlex
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from os.path import isdir  # unlike Path.is_dir, False for a name that is too long
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
@@ -34,135 +32,14 @@ from hydra.types import RunMode
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel
-from rich.console import Console
 from yaml import MarkedYAMLError, YAMLError
 
+from roll.config.load.flags import flag_parser, parse_flags
 from roll.config.load.included import check_included, search_path_of
 from roll.config.load.loader import FLATTEN, resolution_fault
-from roll.config.schema.faults import counterpart_of
-from roll.config.schema.fields import paths_of_key
-from roll.config.schema.foreign_names import CRITIC_START, HYDRA_FLAGS, HYDRA_IDLE, HYDRA_PLUGINS, VARIABLES
-from roll.config.schema.pipelines import PIPELINES
-from roll.config.schema.roles import ExperimentConfig
-from roll.config.shipped import PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
+from roll.config.schema.foreign_names import CRITIC_START, HYDRA_IDLE, HYDRA_PLUGINS, VARIABLES
+from roll.config.shipped import DEEPSPEED, PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
 from roll.errors import ConfigError, Fault
-
-PROGRAM = "python -m roll.pipeline"
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""Values of `--info`."""
-LAUNCHED = ("RANK", "LOCAL_RANK")
-"""Variables that torchrun, `accelerate launch` and `deepspeed` set for each of their processes."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(Fault("command line", message, "see --help", "malformed"))
-
-
-def flag_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = _Parser(
-        prog=PROGRAM, add_help=False, allow_abbrev=False, usage=f"{PROGRAM} --config-name NAME [key=value ...]"
-    )
-    add = parser.add_argument
-    add("--config-name", "-cn", metavar="NAME", help="the experiment: a name from the list below, or of a file in DIR")
-    add("--config-path", "-cp", metavar="DIR", help="look NAME up in this folder")
-    add("--config-dir", "-cd", metavar="DIR", help="like --config-path; beside it, a second folder of groups")
-    add("--resolve", action="store_true", help="with --cfg: print values in place of ${...}")
-    add("--package", "-p", metavar="KEY", help="with --cfg: print only this block")
-    add("overrides", nargs="*", metavar="key=value", help="set a key; dry_run=true prints the plan and exits")
-    alone = parser.add_mutually_exclusive_group().add_argument
-    alone("--run", "-r", action="store_true", help="run one job; this is the default")
-    alone("--multirun", "-m", action="store_true", help="run one job for each combination of key=a,b")
-    alone("--cfg", "-c", choices=("job", "hydra", "all"), help="print the composed configuration")
-    alone("--info", "-i", choices=INFO, help="print how Hydra composes the configuration, and from which files")
-    alone("--help", "-h", action="store_true", help="print this text; with a name, its groups and keys")
-    alone("--hydra-help", action="store_true", help="print this text")
-    alone("--version", action="store_true", help="print the versions of roll and of Hydra")
-    return parser
-
-
-def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the flags, and as `overrides` the other words.
-
-    Raises:
-        ConfigError: a flag is unknown or does not work here, or has no value or a wrong one.
-        SystemExit: 0 after `--version`, `--hydra-help`, and `--help` without a name.
-    """
-    parser = flag_parser()
-    words = list(argv)
-    for place, word in enumerate(words):
-        if word in ("--info", "-i") and not {*words[place + 1 : place + 2]} & {*INFO}:
-            words[place] = "--info=all"  # the next word is not its value
-    given, unknown = parser.parse_known_intermixed_args(words)
-    if faults := list(_flag_faults(unknown)):
-        raise ConfigError(*faults)
-    if given.version:
-        print(f"roll {version('roll')}, Hydra {version('hydra-core')}")
-        raise SystemExit(0)
-    if given.hydra_help or given.help and given.config_name is None:
-        names = "\n".join(f"  {name}" for name in experiments())
-        Console().out(f"{parser.format_help()}\nexperiments:\n{names}", highlight=False)  # quiet under `| head`
-        raise SystemExit(0)
-    return given
-
-
-def launcher_fault(environment: Mapping[str, str], argv: Sequence[str]) -> Fault | None:
-    """Return the fault of a driver that a launcher started once for each rank, or None for a single driver."""
-    if not all(name in environment for name in LAUNCHED):
-        return None
-    variables = ", ".join(f"{name}={environment[name]}" for name in (*LAUNCHED, "WORLD_SIZE") if name in environment)
-    problem = f"{variables} are set: torchrun, accelerate launch or deepspeed started this process, one for each GPU"
-    remedy = (
-        f"start a single process, which starts the workers of all GPUs itself: {PROGRAM} {shlex.join(argv)}".rstrip()
-    )
-    unset = f"if no launcher started this process, first run: unset {' '.join((*LAUNCHED, 'WORLD_SIZE'))}"
-    return Fault("command line", problem, f"{remedy}\n    {unset}", "not_supported")
-
-
-def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
-    """Yield faults of launchers and sweepers other than Hydra's basic ones, by Hydra's node of the configuration."""
-    for kind, (works, why, remedy) in HYDRA_PLUGINS.items():
-        chosen = hydra[kind].get("_target_")
-        if chosen != works:
-            yield Fault(f"hydra/{kind}", f"{chosen}, but {why}", remedy, "not_supported")
-
-
-def missing_plugin(problem: str) -> Fault | None:
-    """Return the fault of a plugin that Hydra does not find; None if its message `problem` is about something else."""
-    for kind, (_, why, remedy) in HYDRA_PLUGINS.items():
-        if f"hydra/{kind}/" in problem:
-            return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy, "not_supported")
-    return None
-
-
-def _flag_faults(words: Sequence[str]) -> Iterator[Fault]:
-    """Yield a fault for each flag among the words that the parser does not know."""
-    for flag in (word.partition("=")[0] for word in words):
-        if flag in HYDRA_FLAGS:
-            yield Fault(flag, *HYDRA_FLAGS[flag], "not_supported")
-        elif flag.startswith("-"):
-            yield _unknown_flag(flag)
-
-
-def _unknown_flag(flag: str) -> Fault:
-    hyphens, name = flag.replace("_", "-"), flag.lstrip("-").replace("-", "_")
-    if f"{hyphens} " in flag_parser().format_help():
-        return Fault(flag, "is written with hyphens", f"write {hyphens}", "unknown_key")
-    problem = "is not a flag of this command; configuration keys are written without --, as KEY=VALUE"
-    remedy = counterpart_of(name, ExperimentConfig) or _key_remedy(name)
-    return Fault(
-        flag, problem, remedy or "see --help for the flags, and docs/configuration.md for the keys", "unknown_key"
-    )
-
-
-def _key_remedy(name: str) -> str | None:
-    """Return the remedy for a key that was written as a flag, or None if no pipeline has a key of this name."""
-    schemas: Sequence[type[BaseModel]] = tuple(PIPELINES.values())
-    places = list(dict.fromkeys(place for schema in schemas for place in paths_of_key(schema, name)))
-    return f"write {' or '.join(f'{place}=VALUE' for place in places[:4])}" if places else None
-
 
 MOST_JOBS = 1000
 """Largest number of jobs in a sweep."""
@@ -171,6 +48,11 @@ COMPOSERS = ("hydra", "omegaconf")
 SEARCH_PATH = "hydra.searchpath"
 FOLDERS = ("hydra:runtime.output_dir", "hydra:run.dir", "hydra.run.dir", "hydra:sweep.dir", "hydra.sweep.dir")
 """Parts of values that refer to Hydra's output folder."""
+
+OVERRIDES = "job.override_dirname"
+"""Part of values that refer to the text of a job's overrides."""
+OF_THE_RUN = ("output_dir", "exp_name", "dry_run")
+"""Keys that are not part of that text."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +113,9 @@ def parse(argv: Sequence[str]) -> CommandLine:
     file = find_in(Path(folder).resolve(), name, option) if folder else find_experiment(name)
     check_included(file)
     overrides = [_parsed(word) for word in [*flags.overrides, *["hydra.mode=MULTIRUN"] * flags.multirun]]
+    for word in (_word(one) for one in overrides if one.key_or_group == DEEPSPEED and one.package is None):
+        problem, remedy = f"{word} names no role", f"write +{DEEPSPEED}@ROLE.strategy_args.strategy_config=OPTION"
+        raise ConfigError(Fault("command line", problem, remedy, "malformed"))
     searched = _search_path(file, flags, overrides)
     folders = [file.parent, *(Path(path.removeprefix("file://")) for path in searched if "pkg://" not in path)]
     overrides = [_adding(one, folders) for one in overrides if one.key_or_group != SEARCH_PATH]
@@ -238,12 +123,11 @@ def parse(argv: Sequence[str]) -> CommandLine:
 
 
 def _search_path(file: Path, flags: argparse.Namespace, overrides: Sequence[Override]) -> list[str]:
-    """Return Hydra's search path: that of the command line, else of the file; the shipped presets for a file outside
-    the examples, which includes them as `../config/NAME@_here_`; and the folder of `--config-dir` beside
-    `--config-path`.
+    """Return Hydra's search path: that of the command line, else of the file; the shipped presets, with the group
+    `deepspeed`; and the folder of `--config-dir` beside `--config-path`.
     """
     given: list[Any] = [override.value() for override in overrides if override.key_or_group == SEARCH_PATH]
-    presets = [] if file.is_relative_to(examples_folder()) else [f"file://{examples_folder() / PRESETS}"]
+    presets = [f"file://{examples_folder() / PRESETS}"]
     more = [f"file://{Path(flags.config_dir).resolve()}"] if flags.config_path and flags.config_dir else []
     return [*map(str, given[-1] if given else search_path_of(file)), *presets, *more]
 
@@ -284,6 +168,24 @@ def _chooses(override: Override, folders: Sequence[Path]) -> bool:
     return is_group or key.split(".")[0] == "hydra"
 
 
+def _dirname(words: Sequence[str], typed: Sequence[str], settings: DictConfig) -> str:
+    """Return Hydra's `job.override_dirname` of a job: its overrides as they were typed, without those that say where
+    and whether it runs, and those that refer to this text.
+
+    Args:
+        words: Overrides of the job.
+        typed: The words of the command line.
+        settings: Hydra's block `job`.
+    """
+    chosen, own = settings.config.override_dirname, {word.partition("=")[0] for word in typed}
+    left_out, named = {*OF_THE_RUN, *chosen.exclude_keys}, []
+    for word, override in zip(words, map(_parsed, words), strict=True):
+        if override.is_hydra_override() or override.key_or_group in left_out or OVERRIDES in word:
+            continue
+        named.append(word if word.partition("=")[0] in own else word.removeprefix("++"))
+    return str(chosen.item_sep).join(sorted(named)).replace("=", str(chosen.kv_sep))
+
+
 @contextlib.contextmanager
 def _initialised(file: Path) -> Iterator[None]:
     """Initialise Hydra with the folder of an experiment, and restore its state afterwards, as of a program that uses
@@ -301,6 +203,35 @@ def _initialised(file: Path) -> Iterator[None]:
     finally:
         HydraConfig.instance().cfg, GlobalHydra.instance().hydra = before, ambient
         VersionBase.instance().version_base = base
+
+
+def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
+    """Yield faults of launchers and sweepers other than Hydra's basic ones, by Hydra's node of the configuration."""
+    for kind, (works, why, remedy) in HYDRA_PLUGINS.items():
+        chosen = hydra[kind].get("_target_")
+        if chosen != works:
+            yield Fault(f"hydra/{kind}", f"{chosen}, but {why}", remedy, "not_supported")
+
+
+def missing_plugin(problem: str) -> Fault | None:
+    """Return the fault of a plugin that Hydra does not find; None if its message `problem` is about something else."""
+    for kind, (_, why, remedy) in HYDRA_PLUGINS.items():
+        if f"hydra/{kind}/" in problem:
+            return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy, "not_supported")
+    return None
+
+
+@contextlib.contextmanager
+def composed_files(argv: Sequence[str]) -> Iterator[tuple[CommandLine, ConfigLoader, DictConfig]]:
+    """A context with the files that a command line chooses, composed before any override of a value, and the loader
+    that looks up groups in them. Raises ConfigError as `compose`.
+    """
+    line = parse(argv)
+    with _initialised(line.file):
+        experiment = _Experiment(line, GlobalHydra.instance().config_loader())
+        with _errors_as_faults(line.file):
+            files = experiment._files([_word(override) for override in line.overrides])
+        yield line, experiment.loader, files
 
 
 @dataclass(frozen=True)
@@ -328,6 +259,7 @@ class _Experiment:
             with _errors_as_faults(self.line.file):
                 job = self._job(files, words)
                 with read_write(job.hydra), open_dict(job.hydra):
+                    job.hydra.job.override_dirname = _dirname(words, self.line.flags.overrides, job.hydra.job)
                     job.hydra.runtime.output_dir = "${hydra.run.dir}"
                     if is_sweep:
                         job.hydra.job.num, job.hydra.job.id = number, str(number)
@@ -364,10 +296,29 @@ class _Experiment:
     def _job(self, files: DictConfig, words: Sequence[str]) -> DictConfig:
         """Compose one job. `files` has the overrides of Hydra's own keys."""
         overrides = [_parsed(word) for word in words]
+        for override in overrides:
+            self._check_preset(override, words)
         faults = _value_faults([one for one in overrides if not _chooses(one, self.line.folders)], self._files(words))
         if faults := list(faults):
             raise ConfigError(*faults)
         return self.loader.load_sweep_config(files, [_word(one) for one in overrides if not one.is_hydra_override()])
+
+    def _check_preset(self, override: Override, words: Sequence[str]) -> None:
+        """Refuse an option of the group `deepspeed` for a block that is `${...}`, with whose keys Hydra would mix those
+        of the option.
+        """
+        if override.key_or_group != DEEPSPEED:
+            return
+        word, block = _word(override), override.package
+        if block is None or not override.is_add():
+            return
+        node: Any = OmegaConf.to_container(self._files([one for one in words if one != word]), resolve=False)
+        for step in block.split("."):
+            node = node.get(step) if isinstance(node, dict) else None
+        if isinstance(node, str) and node.startswith("${"):
+            problem = f"{word}, but {block} is {node} in the file, and Hydra would mix the two presets"
+            remedy = f"write {block}={DEEPSPEED}_{override.value()}"
+            raise ConfigError(Fault(block, problem, remedy, "exclusive"))
 
     def _files(self, words: Sequence[str]) -> DictConfig:
         """Return the composed files that the overrides choose, before any override of a value."""

@@ -18,7 +18,7 @@ from omegaconf.errors import (
 )
 from pydantic import ValidationError
 
-from roll.config.load.deepspeed_file import settle_deepspeed
+from roll.config.load.deepspeed_file import settle_deepspeed, settle_presets
 from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
 from roll.config.roll_v2.translate import Translation, picture_faults, referenced_text, translate
@@ -93,6 +93,7 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
         raise ConfigError(Fault("the configuration", "it sets no key", "give a file with keys", "empty"))
     if pictures := picture_faults(plain):
         raise ConfigError(*pictures)
+    settle_presets(plain)
     for name in preset_names() if passing is None else passing:
         if not any(name in schema.model_fields for schema in PIPELINES.values()):
             plain.pop(name, None)

@@ -122,8 +122,12 @@ MEGATRON_KEYS: Mapping[str, str] = _TABLES["megatron_keys"]
 """Keys of Megatron's `strategy_config`, with their replacements in that of DeepSpeed."""
 DEEPSPEED_SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle")
 """DeepSpeed's learning-rate schedules."""
+REMOVED_OPTIMIZERS = ("onebit_adam", "zero_one_adam", "onebit_lamb")
+"""roll's names of optimizers that DeepSpeed 0.19 has removed."""
 DEEPSPEED_REFUSED: Mapping[str, tuple[str, str]] = _refused(_TABLES["deepspeed_refused"])
 """Refused keys at the top level of DeepSpeed's configuration, with reason and remedy."""
+DEEPSPEED_IDLE: Mapping[str, str] = _TABLES["deepspeed_idle"]
+"""Keys at the top level of DeepSpeed's configuration that change no result, with what happens instead."""
 DEEPSPEED_BLOCKS: Mapping[str, tuple[Mapping[str, ValueKind], Mapping[str, tuple[str, str]]]] = {
     name: _block(block) for name, block in _TABLES["deepspeed_blocks"].items()
 }

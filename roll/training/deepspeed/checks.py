@@ -19,6 +19,7 @@ from roll.config.schema.foreign_names import (
     FRACTION,
     NUMBER,
     PRECISION,
+    REMOVED_OPTIMIZERS,
     SIZE,
     ValueKind,
     block_faults,
@@ -113,7 +114,6 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 """By schedule: arguments of which exactly one must be set."""
 LR_END = 1e-7
 """Default final learning rate of `polynomial`."""
-REMOVED = ("onebit_adam", "zero_one_adam", "onebit_lamb")
 
 
 def train_faults(
@@ -425,7 +425,7 @@ def optimizer_faults(settings: DeepSpeedConfig, name: str, role: LearnerConfig) 
 def _optimizer(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Iterator[Fault]:
     chosen, where = role.training_args.optimizer, f"{name}.training_args.optimizer"
     zero = settings.zero_optimization
-    if chosen in REMOVED:
+    if chosen in REMOVED_OPTIMIZERS:
         problem = f"'{chosen}', but DeepSpeed 0.19 no longer has 1-bit optimizers"
         yield Fault(
             where, problem, "use adamw; to reduce communication, see ZeRO++ in docs/deepspeed.md", "not_supported"

@@ -41,6 +41,11 @@ pair: {a: 1, b: 2}
     "exp/experiment/one.yaml": "# @package _global_\ndefaults:\n  - override /model: large\n  - _self_\nseed: 11\n",
     "exp/swept.yaml": "defaults: [main, _self_]\nhydra: {mode: MULTIRUN, sweeper: {params: {seed: '3,4'}}}\n",
     "exp/inherited.yaml": "defaults: [../tiny/tiny_sft@_here_, _self_]\nmax_steps: 3\n",
+    "exp/grouped.yaml": "defaults: [{deepspeed@actor_train.strategy_args.strategy_config: zero3}, _self_]\nseed: 1\n",
+    "exp/referring.yaml": """
+defaults: [main, _self_]
+actor_train: {strategy_args: {strategy_config: "${deepspeed_zero2}"}}
+""",
     "exp/self_first.yaml": "defaults: [_self_, main]\nseed: 5\n",
     "more/model/huge.yaml": "size: 70\n",
 }
@@ -216,6 +221,43 @@ def test_sweep_over_groups_composes_each_choice(composed: Composed) -> None:
 def test_sweep_over_a_preset_reference(composed: Composed) -> None:
     jobs = composed("-m", "zero=${deepspeed_zero2},{zero_optimization: {stage: 0}}")
     assert values(jobs, "zero", "zero_optimization", "stage") == [2, 0]
+
+
+def test_preset_is_an_option_of_a_group(composed: Composed) -> None:
+    block = ("actor_train", "strategy_args", "strategy_config", "zero_optimization", "stage")
+    assert values(composed(name="grouped"), *block) == [3]
+    group = "deepspeed@actor_train.strategy_args.strategy_config"
+    assert values(composed("-m", f"{group}=zero1,zero2", name="grouped"), *block) == [1, 2]
+    inner = ".".join(block)
+    assert values(composed(f"{group}=zero1", f"{inner}=0", name="grouped"), *block) == [0]
+    assert values(composed(f"+{group}=zero2"), *block) == [2]
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("+deepspeed@actor_train.strategy_args.strategy_config=zero3", "exclusive"),
+        ("deepspeed=zero3", "malformed"),
+        ("+deepspeed=zero3", "malformed"),
+    ],
+)
+def test_preset_is_not_mixed_with_another(composed: Composed, word: str, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed(word, name="referring")
+    [fault] = caught.value.faults
+    assert fault.code == code and "strategy_args.strategy_config=" in fault.remedy
+
+
+def test_overrides_of_a_job_are_a_name(composed: Composed) -> None:
+    words = ("-m", "seed=1,2", "++pair.a=5", "output_dir=out/${hydra:job.override_dirname}", "dry_run=true")
+    assert values(composed(*words), "output_dir") == ["out/++pair.a=5,seed=1", "out/++pair.a=5,seed=2"]
+    chosen = ("hydra.job.config.override_dirname={kv_sep: '-', item_sep: '_', exclude_keys: [pair.a]}", "name=x")
+    jobs = composed(*words, *chosen, "exp_name=${hydra:job.override_dirname}")
+    assert values(jobs, "exp_name") == ["name-x_seed-1", "name-x_seed-2"]
+
+
+def test_overrides_of_a_swept_file_are_a_name(composed: Composed) -> None:
+    assert values(composed("name=${hydra:job.override_dirname}", name="swept"), "name") == ["seed=3", "seed=4"]
 
 
 def test_sweep_over_blocks(composed: Composed) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.load.compose import launcher_fault, plugin_faults
+from roll.config.load.compose import plugin_faults
+from roll.config.load.flags import launcher_fault
 from roll.pipeline import main
 from tests import limits
 from tests.faults import coded
@@ -33,8 +34,6 @@ REFUSED = [
     ("--teapot", "", "docs/configuration.md"),
     ("--config_path", "examples", "write --config-path"),
     ("--hydra_help", "", "write --hydra-help"),
-    ("--shell-completion", "install=bash", "--help lists the experiments"),
-    ("-sc", "query=bash", "--help lists the experiments"),
     ("--experimental-rerun", "job.pickle", "same command again"),
 ]
 
@@ -66,7 +65,7 @@ def test_info_says_where_a_configuration_comes_from(words: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize(
     ("word", "remedy"),
-    [("hydra/launcher=joblib", "one command for each"), ("hydra/sweeper=optuna", "--multirun KEY=A,B")],
+    [("hydra/launcher=joblib", "--parallel N"), ("hydra/sweeper=optuna", "--multirun KEY=A,B")],
 )
 def test_missing_hydra_plugin_is_refused_with_remedy(
     word: str, remedy: str, capsys: pytest.CaptureFixture[str]

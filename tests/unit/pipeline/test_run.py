@@ -115,12 +115,12 @@ def test_jobs_of_multirun_are_compared_at_end(
     compose([*words, "dry_run=true"], lambda composed, presets: jobs.append(checked_config(composed, presets)))
     wet = [(config.model_copy(update={"dry_run": False}), make_plan(config)) for config in jobs]
     monkeypatch.setattr(program, "jobs_of", lambda words: wet)
-    monkeypatch.setattr(program, "_run", train)
+    monkeypatch.setattr(program, "run_job", train)
     assert program.main(words) == 0
     text = capsys.readouterr().out
     assert "seed_0" in text and "0.25* (1)" in text and f"page: {tmp_path / 'compare.html'}" in text
     assert (tmp_path / "compare.html").is_file()
-    monkeypatch.setattr(program, "_run", lambda config, plan: None)
+    monkeypatch.setattr(program, "run_job", lambda config, plan: None)
     (tmp_path / "seed_1" / "metrics.jsonl").unlink()
     assert program.main(words) == 0, "the runs succeeded, although the comparison failed"
     assert "compared: 1 fault in" in capsys.readouterr().err

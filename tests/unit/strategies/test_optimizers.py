@@ -17,10 +17,10 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
 from roll.backend import Rank
-from roll.config.schema.foreign_names import DEEPSPEED_SCHEDULES
+from roll.config.schema.foreign_names import DEEPSPEED_SCHEDULES, REMOVED_OPTIMIZERS
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError
-from roll.training.deepspeed.checks import BY_METRIC, NEEDED, REMOVED, SCHEDULES
+from roll.training.deepspeed.checks import BY_METRIC, NEEDED, SCHEDULES
 from roll.training.deepspeed.setup import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
 from tests import limits
 
@@ -176,7 +176,7 @@ def test_non_finite_gradient_without_zero_changes_nothing(kind: str) -> None:
 
 def test_every_name_makes_an_optimizer_or_is_refused() -> None:
     names = get_args(TrainingConfig.model_fields["optimizer"].annotation)
-    assert set(names) == {*OPTIMIZERS, *REMOVED}
+    assert set(names) == {*OPTIMIZERS, *REMOVED_OPTIMIZERS}
     with pytest.raises(ConfigError, match="'adamw_8bit'") as raised:
         make_optimizer(Model(), arguments(optimizer="adamw_8bit"), Place(RANK, 2, offloaded=False))
     assert [fault.code for fault in raised.value.faults] == ["not_supported"]
