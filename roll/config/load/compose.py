@@ -49,6 +49,8 @@ SEARCH_PATH = "hydra.searchpath"
 FOLDERS = ("hydra:runtime.output_dir", "hydra:run.dir", "hydra.run.dir", "hydra:sweep.dir", "hydra.sweep.dir")
 """Parts of values that refer to Hydra's output folder."""
 
+CHOICES = "runtime.choices."
+"""Start of the places where Hydra keeps the options of its own groups."""
 OVERRIDES = "job.override_dirname"
 """Part of values that refer to the text of a job's overrides."""
 OF_THE_RUN = ("output_dir", "exp_name", "dry_run")
@@ -214,9 +216,9 @@ def plugin_faults(hydra: Mapping[str, Mapping[str, object]]) -> Iterator[Fault]:
 
 
 def missing_plugin(problem: str) -> Fault | None:
-    """Return the fault of a plugin that Hydra does not find; None if its message `problem` is about something else."""
+    """Return the fault of a plugin that Hydra does not find, or of its key; None if its message is about others."""
     for kind, (_, why, remedy) in HYDRA_PLUGINS.items():
-        if f"hydra/{kind}/" in problem:
+        if f"hydra/{kind}/" in problem or f"'hydra.{kind}." in problem:
             return Fault(f"hydra/{kind}", f"{problem}; and {why}", remedy, "not_supported")
     return None
 
@@ -376,8 +378,9 @@ def _idle_keys(job: DictConfig) -> Iterator[str]:
         value: Any = hydra
         for name in key.split("."):
             value = value.get(name, silent[0]) if isinstance(value, dict) else silent[0]
-        if value not in silent and not (key.endswith(".dir") and refers):
-            yield f"hydra.{key}: has no effect; {instead}"
+        if value not in silent and not (key.endswith((".dir", ".subdir")) and refers):
+            name = key.removeprefix(CHOICES) if key.startswith(CHOICES) else f"hydra.{key}"
+            yield f"{name}: has no effect; {instead}"
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
@@ -463,7 +466,7 @@ def _fault(error: Exception, file: Path) -> Fault | None:
         inner = f": {error.__cause__}" if error.__cause__ else ""
         problem = " ".join(f"{error}{inner}".split("\n    full_key")[0].split())
         remedy = "correct the override or the entry of `defaults`; see --info defaults"
-        return Fault("command line or defaults", problem, remedy, "malformed")
+        return missing_plugin(problem) or Fault("command line or defaults", problem, remedy, "malformed")
     if "integer string conversion" in str(error):
         return Fault(
             str(file), f"a whole number is too long: {str(error).split(';')[0]}", "write a shorter one", "too_large"

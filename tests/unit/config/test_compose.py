@@ -309,7 +309,16 @@ def test_output_folder_of_hydra_is_interpolated(composed: Composed) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["hydra.run.dir=x", "hydra.job.chdir=true", "+hydra.job.env_set.A=b", "hydra.verbose=true"]
+    "word",
+    [
+        "hydra.run.dir=x",
+        "hydra.job.chdir=true",
+        "+hydra.job.env_set.A=b",
+        "hydra.verbose=true",
+        "hydra.sweep.subdir=x",
+        "hydra.sweeper.max_batch_size=2",
+        "hydra/job_logging=disabled",
+    ],
 )
 def test_idle_key_of_hydra_is_a_warning(composed: Composed, word: str) -> None:
     with pytest.warns(UserWarning, match=rf"{word.lstrip('+').partition('=')[0].removesuffix('.A')}: has no effect"):
