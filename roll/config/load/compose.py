@@ -38,7 +38,16 @@ from roll.config.load.flags import flag_parser, parse_flags
 from roll.config.load.included import check_included, search_path_of
 from roll.config.load.loader import FLATTEN, resolution_fault
 from roll.config.schema.foreign_names import CRITIC_START, HYDRA_IDLE, HYDRA_PLUGINS, VARIABLES
-from roll.config.shipped import DEEPSPEED, PRESETS, examples_folder, experiments, find_experiment, find_in, preset_names
+from roll.config.shipped import (
+    DEEPSPEED,
+    PRESETS,
+    deepspeed_presets,
+    examples_folder,
+    experiments,
+    find_experiment,
+    find_in,
+    preset_names,
+)
 from roll.errors import ConfigError, Fault
 
 MOST_JOBS = 1000
@@ -455,6 +464,9 @@ def _fault(error: Exception, file: Path) -> Fault | None:
     if isinstance(error, MissingConfigException):
         problem = " ".join(str(error).split("Config search path")[0].split("Available options")[0].split())
         presets = f"presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_"
+        if f"'{DEEPSPEED}/" in problem:
+            options = sorted(name.removeprefix(f"{DEEPSPEED}_") for name in deepspeed_presets())
+            return Fault("defaults", problem, f"use one of: {', '.join(options)}", "not_found")
         remedy = f"correct the entry of `defaults`; {presets}; shipped experiments are ../FOLDER/NAME@_here_, and files"
         return missing_plugin(problem) or Fault(
             "defaults", problem, f"{remedy} in the same folder are NAME", "not_found"
