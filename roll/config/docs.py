@@ -57,9 +57,9 @@ python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.
   `strategy_config: ${deepspeed_zero3}`. The same line finds the shipped presets from a folder outside the examples.
   To change one key of a preset, set it in the preset:
   `deepspeed_zero3.zero_optimization.stage3_max_live_parameters=500000000`.
-- The presets are also Hydra's group `deepspeed`, for any block: `deepspeed@actor_train.strategy_args.strategy_config:
-  zero3` in `defaults`, and the same with `=zero2` on the command line, or with `+` before it if `defaults` does not
-  list it. A file that uses `${deepspeed_zero3}` takes another preset by its name:
+- The presets are also Hydra's group `presets`: `presets@actor_train.strategy_args.strategy_config: deepspeed_zero3`
+  in `defaults`, and the same with `=deepspeed_zero2` on the command line, or with `+` before it if `defaults` does
+  not list it. A file that uses `${deepspeed_zero3}` takes another preset by its name:
   `actor_train.strategy_args.strategy_config=deepspeed_zero2`.
 - An unknown root key is a variable if `${...}` refers to it: `gpus: list(range(0,8))` and `device_mapping: ${gpus}`.
 - `dry_run=true` prints the plan (roles on devices, batch sizes, memory) and exits. It imports neither torch nor ray.

@@ -29,8 +29,8 @@ ENVIRONMENTS = ("calculator", "code_repl", "frozen_lake", "sokoban", "tool_use")
 """The built-in environments. `roll/agents/environments/NAME.py` registers the environment NAME."""
 PRESETS = "config"
 """Subfolder of the examples with the presets."""
-DEEPSPEED = "deepspeed"
-"""Hydra's group of DeepSpeed's presets, a subfolder of `PRESETS`: its option `zero3` is `deepspeed_zero3`."""
+GROUP = "presets"
+"""Hydra's group of DeepSpeed's presets, a subfolder of `PRESETS`."""
 MODELS = "models"
 """Subfolder of the examples with `<name>/config.json`, the shapes of well-known models."""
 NO_EXPERIMENTS = (PRESETS, "kubernetes")
@@ -55,7 +55,7 @@ def preset_names(*folders: Path) -> set[str]:
 
 def deepspeed_presets() -> dict[str, Path]:
     """Return the files with the blocks of DeepSpeed's presets, by the names of the presets."""
-    return {f"{DEEPSPEED}_{file.stem}": file for file in (examples_folder() / PRESETS / DEEPSPEED).glob("*.yaml")}
+    return {file.stem: file for file in (examples_folder() / PRESETS / GROUP).glob("*.yaml")}
 
 
 def experiments() -> dict[str, Path]:

@@ -39,7 +39,7 @@ from roll.config.load.included import check_included, search_path_of
 from roll.config.load.loader import FLATTEN, resolution_fault
 from roll.config.schema.foreign_names import CRITIC_START, HYDRA_IDLE, HYDRA_PLUGINS, VARIABLES
 from roll.config.shipped import (
-    DEEPSPEED,
+    GROUP,
     PRESETS,
     deepspeed_presets,
     examples_folder,
@@ -124,8 +124,8 @@ def parse(argv: Sequence[str]) -> CommandLine:
     file = find_in(Path(folder).resolve(), name, option) if folder else find_experiment(name)
     check_included(file)
     overrides = [_parsed(word) for word in [*flags.overrides, *["hydra.mode=MULTIRUN"] * flags.multirun]]
-    for word in (_word(one) for one in overrides if one.key_or_group == DEEPSPEED and one.package is None):
-        problem, remedy = f"{word} names no role", f"write +{DEEPSPEED}@ROLE.strategy_args.strategy_config=OPTION"
+    for word in (_word(one) for one in overrides if one.key_or_group == GROUP and one.package is None):
+        problem, remedy = f"{word} names no role", f"write +{GROUP}@ROLE.strategy_args.strategy_config=OPTION"
         raise ConfigError(Fault("command line", problem, remedy, "malformed"))
     searched = _search_path(file, flags, overrides)
     folders = [file.parent, *(Path(path.removeprefix("file://")) for path in searched if "pkg://" not in path)]
@@ -135,7 +135,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
 
 def _search_path(file: Path, flags: argparse.Namespace, overrides: Sequence[Override]) -> list[str]:
     """Return Hydra's search path: that of the command line, else of the file; the shipped presets, with the group
-    `deepspeed`; and the folder of `--config-dir` beside `--config-path`.
+    `presets`; and the folder of `--config-dir` beside `--config-path`.
     """
     given: list[Any] = [override.value() for override in overrides if override.key_or_group == SEARCH_PATH]
     presets = [f"file://{examples_folder() / PRESETS}"]
@@ -315,10 +315,10 @@ class _Experiment:
         return self.loader.load_sweep_config(files, [_word(one) for one in overrides if not one.is_hydra_override()])
 
     def _check_preset(self, override: Override, words: Sequence[str]) -> None:
-        """Refuse an option of the group `deepspeed` for a block that is `${...}`, with whose keys Hydra would mix those
+        """Refuse an option of the group `presets` for a block that is `${...}`, with whose keys Hydra would mix those
         of the option.
         """
-        if override.key_or_group != DEEPSPEED:
+        if override.key_or_group != GROUP:
             return
         word, block = _word(override), override.package
         if block is None or not override.is_add():
@@ -328,7 +328,7 @@ class _Experiment:
             node = node.get(step) if isinstance(node, dict) else None
         if isinstance(node, str) and node.startswith("${"):
             problem = f"{word}, but {block} is {node} in the file, and Hydra would mix the two presets"
-            remedy = f"write {block}={DEEPSPEED}_{override.value()}"
+            remedy = f"write {block}={override.value()}"
             raise ConfigError(Fault(block, problem, remedy, "exclusive"))
 
     def _files(self, words: Sequence[str]) -> DictConfig:
@@ -464,9 +464,8 @@ def _fault(error: Exception, file: Path) -> Fault | None:
     if isinstance(error, MissingConfigException):
         problem = " ".join(str(error).split("Config search path")[0].split("Available options")[0].split())
         presets = f"presets are {', '.join(sorted(preset_names()))}, each as ../config/NAME@_here_"
-        if f"'{DEEPSPEED}/" in problem:
-            options = sorted(name.removeprefix(f"{DEEPSPEED}_") for name in deepspeed_presets())
-            return Fault("defaults", problem, f"use one of: {', '.join(options)}", "not_found")
+        if f"'{GROUP}/" in problem:
+            return Fault("defaults", problem, f"use one of: {', '.join(sorted(deepspeed_presets()))}", "not_found")
         remedy = f"correct the entry of `defaults`; {presets}; shipped experiments are ../FOLDER/NAME@_here_, and files"
         return missing_plugin(problem) or Fault(
             "defaults", problem, f"{remedy} in the same folder are NAME", "not_found"

@@ -41,7 +41,7 @@ pair: {a: 1, b: 2}
     "exp/experiment/one.yaml": "# @package _global_\ndefaults:\n  - override /model: large\n  - _self_\nseed: 11\n",
     "exp/swept.yaml": "defaults: [main, _self_]\nhydra: {mode: MULTIRUN, sweeper: {params: {seed: '3,4'}}}\n",
     "exp/inherited.yaml": "defaults: [../tiny/tiny_sft@_here_, _self_]\nmax_steps: 3\n",
-    "exp/grouped.yaml": "defaults: [{deepspeed@actor_train.strategy_args.strategy_config: zero3}, _self_]\nseed: 1\n",
+    "exp/grouped.yaml": "defaults: [{presets@actor_train.strategy_args.strategy_config: deepspeed_zero3}, _self_]\n",
     "exp/referring.yaml": """
 defaults: [main, _self_]
 actor_train: {strategy_args: {strategy_config: "${deepspeed_zero2}"}}
@@ -226,20 +226,20 @@ def test_sweep_over_a_preset_reference(composed: Composed) -> None:
 def test_preset_is_an_option_of_a_group(composed: Composed) -> None:
     block = ("actor_train", "strategy_args", "strategy_config", "zero_optimization", "stage")
     assert values(composed(name="grouped"), *block) == [3]
-    group = "deepspeed@actor_train.strategy_args.strategy_config"
-    assert values(composed("-m", f"{group}=zero1,zero2", name="grouped"), *block) == [1, 2]
+    group = "presets@actor_train.strategy_args.strategy_config"
+    assert values(composed("-m", f"{group}=deepspeed_zero1,deepspeed_zero2", name="grouped"), *block) == [1, 2]
     inner = ".".join(block)
-    assert values(composed(f"{group}=zero1", f"{inner}=0", name="grouped"), *block) == [0]
-    assert values(composed(f"+{group}=zero2"), *block) == [2]
+    assert values(composed(f"{group}=deepspeed_zero1", f"{inner}=0", name="grouped"), *block) == [0]
+    assert values(composed(f"+{group}=deepspeed_zero2"), *block) == [2]
 
 
 @pytest.mark.parametrize(
     ("word", "code"),
     [
-        ("+deepspeed@actor_train.strategy_args.strategy_config=zero3", "exclusive"),
-        ("deepspeed=zero3", "malformed"),
-        ("+deepspeed=zero3", "malformed"),
-        ("+deepspeed@critic.strategy_args.strategy_config=zero9", "not_found"),
+        ("+presets@actor_train.strategy_args.strategy_config=deepspeed_zero3", "exclusive"),
+        ("presets=deepspeed_zero3", "malformed"),
+        ("+presets=deepspeed_zero3", "malformed"),
+        ("+presets@critic.strategy_args.strategy_config=deepspeed_zero9", "not_found"),
     ],
 )
 def test_wrong_choice_of_a_preset_is_refused(composed: Composed, word: str, code: str) -> None:

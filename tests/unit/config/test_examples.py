@@ -139,7 +139,7 @@ def test_presets_are_root_keys_named_as_their_files() -> None:
         file = examples_folder() / "config" / f"{name}.yaml"
         keys = set(OmegaConf.load(file)) - {"defaults"}
         if name in deepspeed_presets():
-            assert OmegaConf.load(file) == {"defaults": [f"deepspeed/{name.removeprefix('deepspeed_')}@{name}"]}
+            assert OmegaConf.load(file) == {"defaults": [f"presets/{name}@{name}"]}
         else:
             assert keys <= set(VARIABLES), "only variables of ROLL may be unused in a file"
         assert ": auto" not in file.read_text(), "a key with the value auto is superfluous"
