@@ -330,17 +330,19 @@ class _Block:
             self._done.warn(f"{place}: has no effect without tensor_parallel: each rank has activations of its own")
 
     def _clipping(self) -> None:
-        """Let `gradient_clipping` set the experiment's `max_grad_norm`, where 0 means no clipping."""
+        """Let `gradient_clipping` set the experiment's `max_grad_norm`, where 0 means no clipping. A critic's does not
+        set it, because the policy has it too.
+        """
         given, values = self._block.get("gradient_clipping"), self._done.values
         if not isinstance(given, int | float) or isinstance(given, bool) or given < 0:
             return
         norm = float(given) or UNBOUNDED
-        if values.get("max_grad_norm") is None:
+        if values.get("max_grad_norm") is None and self._name != "critic":
             values["max_grad_norm"] = norm
             if norm != NORM:
                 means = "" if given else ", so gradients are not clipped"
                 self._done.warn(f"{self._where}.gradient_clipping: read as max_grad_norm {norm:g}{means}")
-        if values["max_grad_norm"] == norm:
+        if values.get("max_grad_norm") == norm:
             del self._block["gradient_clipping"]
 
     def _compiling(self) -> None:
