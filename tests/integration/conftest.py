@@ -148,13 +148,18 @@ class World:
 
 
 def engine_processes(driver: int) -> list[psutil.Process]:
-    """Return the worker processes of a run's engines, which are ancestors of vLLM's processes."""
+    """Wait until a run has engines, and return their worker processes, which are ancestors of vLLM's processes."""
     found = list[psutil.Process]()
-    for child in psutil.Process(driver).children(recursive=True):
-        with suppress(psutil.Error):  # it has ended
-            if "EngineCore" in child.name():
-                worker = next(parent for parent in child.parents() if parent.name().startswith("ray::"))
-                found += [] if worker in found else [worker]
+
+    def looks() -> bool:
+        for child in psutil.Process(driver).children(recursive=True):
+            with suppress(psutil.Error):  # it has ended
+                if "EngineCore" in child.name():
+                    worker = next(parent for parent in child.parents() if parent.name().startswith("ray::"))
+                    found.extend([] if worker in found else [worker])
+        return bool(found)
+
+    limits.until(looks, "an engine has a process of vLLM")
     return found
 
 
