@@ -62,7 +62,7 @@ def checkpoint_first(causal: PreTrainedModel, count: int) -> None:
         layer.gradient_checkpointing = number < count
 
 
-def calm(causal: PreTrainedModel) -> None:
+def disable_noise(causal: PreTrainedModel) -> None:
     """Put a model in training mode back into evaluation mode, so that it adds no noise: dropped values and layers, and
     routers that sample experts or change their input.
 

@@ -263,10 +263,12 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Switch off dropout in decoder layers and in modules for it. An adapter that is added later has its own dropout.
+    """Switch off `nn.Dropout` modules, and the dropout that decoder layers compute themselves.
 
-    Ratios compare log-probs of several passes, and dropout would make these passes differ. `calm` keeps the rest of the
-    model from other noise. Decoder layers are not calmed, and some models drop values in them, without a module (OPT).
+    An adapter that is added later has its own dropout.
+
+    Ratios compare log-probs of several passes, and dropout would make these passes differ. `disable_noise` leaves
+    decoder layers in training mode, where some models (OPT) drop values without an `nn.Dropout`.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):

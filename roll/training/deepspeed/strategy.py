@@ -46,10 +46,10 @@ from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.export import adapter_config, write_adapter_folder, write_model
 from roll.models.layers import (
-    calm,
     checkpoint_first,
     compile_layers,
     decoder_layers,
+    disable_noise,
     keep_inputs,
     on_host,
     prepare_checkpointing,
@@ -419,7 +419,7 @@ class DeepSpeedTrain:
     ) -> TrainStepResult:
         self._engine.train()
         if not self._settings.model_args.dropout:
-            calm(self._model.causal)
+            disable_noise(self._model.causal)
         sums, role, metric_prefix = MetricSums(), self._rank.role, loss.metric_prefix
         scalars: Metrics = {f"{metric_prefix}/skipped_updates": 0.0}
         norm_scale = 1.0

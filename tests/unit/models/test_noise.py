@@ -25,7 +25,7 @@ from transformers import (
 
 from roll.config.schema.model import ModelConfig
 from roll.models.attention import packed_attention
-from roll.models.layers import calm
+from roll.models.layers import disable_noise
 from roll.models.load import load_policy
 from roll.models.packed import PackedPolicy, packed_inputs
 from tests.unit.models.test_policy import sequences
@@ -75,7 +75,7 @@ def test_a_model_in_training_adds_no_noise(make: Callable[[], PreTrainedModel], 
     quiet = policy(make(), tmp_path)
     expected = log_probs(quiet.eval())
     quiet.train()
-    calm(quiet.causal)
+    disable_noise(quiet.causal)
     for _ in range(3):
         assert torch.equal(log_probs(quiet), expected)
 
@@ -96,7 +96,7 @@ def test_an_adapter_keeps_its_own_dropout(tmp_path: Path) -> None:
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     adapted.train()
-    calm(adapted.causal)
+    disable_noise(adapted.causal)
     assert not torch.allclose(log_probs(adapted), log_probs(adapted))
 
 
