@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -254,10 +253,7 @@ def plant_everywhere(
     rank: Rank, plans: Sequence[Plan], model: Path, work: Sequence[Updates], folder: Path
 ) -> list[Faults]:
     """Run the plans one after another. `work[rank]` contains the updates of a rank."""
-    from deepspeed.accelerator import get_accelerator
-
-    # DeepSpeed refuses fp16 if the CPU has no instructions for it, although torch can compute it.
-    with mock.patch.object(get_accelerator(), "is_fp16_supported", lambda: True):
+    with training.fp16_on_any_cpu():
         out = [plant_all(rank, plan, model, work, folder / plan.name) for plan in plans]
     torch.distributed.destroy_process_group()
     return out

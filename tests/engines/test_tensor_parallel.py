@@ -39,7 +39,19 @@ from tests.engines.ranks import run_ranks
 from tests.engines.serving import served_ranks
 from tests.engines.test_sequence_parallel import BUDGET, KINDS, step
 from tests.engines.test_train import FP32, assert_close, batch, gathered, score, shares, take  # noqa: F401  (the fixture)
-from tests.engines.training import SEED, Case, Outcome, Work, settings, train_cases
+from tests.engines.training import (
+    LOSS,
+    SEED,
+    TEMPERATURE,
+    Case,
+    Outcome,
+    Work,
+    fp16_on_any_cpu,
+    settings,
+    tensors_of,
+    train_cases,
+    trainer,
+)
 from tests.tiers import collected, each
 
 pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
@@ -52,13 +64,15 @@ PLAIN, ZERO_2 = (
     Case(2, False, tensor_parallel=SHARED, overlap=True, share_inputs=True),
 )
 BF16 = Case(1, False, dtype="bf16", tensor_parallel=SHARED)
+FP16, ADAPTED_FP16 = (Case(stage, stage == 2, dtype="fp16", tensor_parallel=SHARED) for stage in (1, 2))
 COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=SHARED)
 ADAPTED = Case(1, True, tensor_parallel=SHARED)
 ADAPTED_2 = Case(2, True, checkpointing="attention", tensor_parallel=SHARED, overlap=True)
 OVER_TOKENS = Case(2, True, tensor_parallel=SHARED, sequence_parallel=2)
 EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2), (1, ADAPTED), (2, ADAPTED_2), (1, OVER_TOKENS)]
 """Runs in fp32, whose results are compared with plain PyTorch's. Each is a number of replicas and a case."""
-RUNS = [*EXACT, (1, BF16)]
+HALF = [(1, BF16), (1, FP16), (2, ADAPTED_FP16)]
+RUNS = [*EXACT, *HALF]
 QUICK = [(1, PLAIN)]
 
 Runs = dict[tuple[int, Case], list[Outcome]]
@@ -195,9 +209,46 @@ def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.full
-def test_in_bf16_the_norm_is_the_whole_gradients(outcomes: Runs, plain: Plain) -> None:
-    norm = outcomes[1, BF16][0].first_result.scalars["policy/grad_norm"]
-    assert norm == pytest.approx(plain[False][0].grad_norm, rel=0.02)
+@pytest.mark.parametrize(("replicas", "case"), HALF, ids=identify)
+def test_in_16_bits_the_norm_is_the_whole_gradients(outcomes: Runs, plain: Plain, replicas: int, case: Case) -> None:
+    expected = plain[case.lora][0]
+    for outcome in outcomes[replicas, case]:
+        assert outcome.first_result.scalars["policy/grad_norm"] == pytest.approx(expected.grad_norm, rel=0.02)
+        assert not outcome.second_result.scalars["policy/skipped_updates"]
+
+
+@pytest.mark.full
+def test_an_overflow_of_one_part_skips_the_update(batch: TrainBatch, model: Path, folder: Path) -> None:  # noqa: F811
+    work = works(batch, 1, SHARED)[False][0]
+    seen = run_ranks(overflown, SHARED, folder, model, work, folder / "overflow")
+    for _, _, skipped, scale in seen:
+        assert (skipped, scale) == ([0, 1, 1], [256, 256, 128]), "DeepSpeed halves the scale at the second overflow"
+    before, after, _, _ = seen[0]
+    assert_close(after, before, 0.0)
+
+
+def overflown(
+    rank: Rank, model: Path, work: Work, folder: Path
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[float], list[float]]:
+    """Return the weights (on rank 0) before and after two updates in which rank 1's part of one matrix overflows, and
+    the skipped updates and loss scale of these two and of the one before.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with fp16_on_any_cpu(), trainer(FP16, model, rank, SEED) as strategy:
+        results = [strategy.train_step(work.first, LOSS, TEMPERATURE, 0)]
+        before = tensors_of(strategy, False, folder)
+        part = strategy._model.causal.get_submodule("model.layers.0.mlp.down_proj").weight
+        if rank.rank == 1:
+            part.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+        results += [strategy.train_step(work.first, LOSS, TEMPERATURE, 1) for _ in range(2)]
+        after = tensors_of(strategy, False, folder)
+    torch.distributed.destroy_process_group()
+    return (
+        before,
+        after,
+        [result.scalars["policy/skipped_updates"] for result in results],
+        [result.scalars["policy/loss_scale"] for result in results],
+    )
 
 
 @each_run

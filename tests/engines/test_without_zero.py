@@ -5,13 +5,13 @@ there.
 from __future__ import annotations
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from benchmarks.deepspeed_table import Cell
 from roll.backend import Rank
 from tests.engines.ranks import run_ranks
+from tests.engines.training import fp16_on_any_cpu
 
 pytestmark = pytest.mark.full
 
@@ -24,15 +24,13 @@ REWARD = Cell("reward_model", 0, "none", "fp16", False)
 def curves(rank: Rank, folder: Path) -> list[tuple[float, int]]:
     """Return for each cell the largest difference from the plain curve, and the number of skipped updates."""
     import torch
-    from deepspeed.accelerator import get_accelerator
 
     from benchmarks.deepspeed_cells import trained
     from benchmarks.deepspeed_plain import plain
     from benchmarks.deepspeed_tasks import Folders
 
     folders, out = Folders(folder / "model", folder / "model", folder), []
-    # DeepSpeed refuses fp16 if the CPU has no instructions for it, although torch can compute it.
-    with mock.patch.object(get_accelerator(), "is_fp16_supported", lambda: True):
+    with fp16_on_any_cpu():
         for cell in (*CELLS, REWARD):
             curve, skipped = trained(cell, folders, rank)
             out.append(

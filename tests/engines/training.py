@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,7 @@ def settings(case: Case, model: Path, seed: int, load: ModelLoader = load_policy
                     ("partition_activations", "cpu_checkpointing"), case.share_inputs
                 ),
                 "data_types": {"grad_accum_dtype": "fp32"} if case.fp32_sums else None,
+                "fp16": {"initial_scale_power": 8} if case.dtype == "fp16" else None,
             }
         ),
         max_grad_norm=MAX_GRAD_NORM,
@@ -300,9 +301,17 @@ def train_cases(
     rank: Rank, cases: Sequence[Case], model: Path, works: dict[bool, Sequence[Work]], folder: Path
 ) -> list[Outcome]:
     """Run the cases one after another. `works[whole][rank]` is the share of a rank."""
-    outcomes = [train_case(rank, case, model, works[case.whole][rank.rank], folder / case.name) for case in cases]
+    with fp16_on_any_cpu():
+        outcomes = [train_case(rank, case, model, works[case.whole][rank.rank], folder / case.name) for case in cases]
     torch.distributed.destroy_process_group()
     return outcomes
+
+
+def fp16_on_any_cpu() -> AbstractContextManager[Any]:
+    """Let DeepSpeed train in fp16. It refuses if the CPU has no instructions for it, although torch can compute it."""
+    from deepspeed.accelerator import get_accelerator
+
+    return mock.patch.object(get_accelerator(), "is_fp16_supported", lambda: True)
 
 
 def score_sharded(

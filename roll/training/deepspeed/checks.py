@@ -396,16 +396,9 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
             "use stage 1 or 2, or remove it: ZeRO-3 alone shards the weights over all ranks",
             "not_supported",
         )
-    if stage == 0 and dtype == "bf16":
-        problem = f"{size}, but in bf16 DeepSpeed's stage 0 clips by the norm of only a part of the gradient"
+    if stage == 0 and dtype != "fp32":
+        problem = f"{size}, but in {dtype} DeepSpeed's stage 0 clips by the norm of only a part of the gradient"
         yield Fault(where, problem, "use stage 1 or 2", "not_supported")
-    elif dtype == "fp16":
-        yield Fault(
-            where,
-            f"{size}, but AutoTP is only tested with bf16 and fp32",
-            f"set {name}.model_args.dtype to bf16",
-            "not_supported",
-        )
     for key in ("dropout", "lora_dropout"):
         if value := getattr(role.model_args, key):
             problem = (
