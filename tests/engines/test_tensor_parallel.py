@@ -210,7 +210,7 @@ def packed(rank: Rank, wait_on_host: bool) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("replicas", "case"), HALF, ids=identify)
-def test_in_16_bits_the_norm_is_the_whole_gradients(outcomes: Runs, plain: Plain, replicas: int, case: Case) -> None:
+def test_16_bit_norm_is_of_the_whole_gradient(outcomes: Runs, plain: Plain, replicas: int, case: Case) -> None:
     expected = plain[case.lora][0]
     for outcome in outcomes[replicas, case]:
         assert outcome.first_result.scalars["policy/grad_norm"] == pytest.approx(expected.grad_norm, rel=0.02)
