@@ -9,6 +9,7 @@ import pytest
 from roll.pipeline import main
 
 TRAINING = "actor_train.training_args"
+ENGINE = "actor_infer.strategy_args.strategy_config"
 TWO_UPDATES = "rollout_batch_size=8"
 KL_IN_LOSS = ["use_kl_loss=true", "kl_loss_coef=0.1", "actor_train.model_args.lora_target=all-linear"]
 WARNINGS = [
@@ -33,6 +34,11 @@ WARNINGS = [
         [f"{TRAINING}.gradient_accumulation_steps=null", "actor_train.max_tokens_per_microbatch=64"],
         "per_device_train_batch_size: has no effect without gradient_accumulation_steps",
     ),
+    (["actor_train.infer_batch_size=4"], "actor_train.infer_batch_size: 4 has no effect: a role that trains"),
+    (["actor_infer.infer_batch_size=4"], "actor_infer.infer_batch_size: 4 has no effect: a role that generates"),
+    (["actor_infer.model_args.attn_implementation=fa2"], "actor_infer.model_args.attn_implementation: fa2 has no"),
+    ([f"{ENGINE}.block_size=16"], f"{ENGINE}.block_size: 16 is read as 32: on the CPU vLLM needs a multiple of 32"),
+    ([f"{ENGINE}.gpu_memory_utilization=0.6"], f"{ENGINE}.gpu_memory_utilization: has no effect on the CPU"),
     ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: as a loss, the gradient of k1 is zero on average"),
     (KL_IN_LOSS, "kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), which is off by 54%"),
     (

@@ -30,6 +30,15 @@ class OwnNeeds(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnWarnings(Protocol):
+    """A block `strategy_args` with keys that, for some roles, have no effect or another meaning."""
+
+    def warnings(self, name: str, role: RoleConfig) -> Iterable[str]:
+        """Return a warning about each such key that a role with this block sets."""
+        ...
+
+
 def backend_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
     """Return the faults that the backends of all roles find. `shapes` has the known shapes of models by role."""
     return [
@@ -47,4 +56,14 @@ def backend_needs(config: Config, shapes: Mapping[str, ModelShape]) -> list[Faul
         for name, role in model_roles(config).items()
         if isinstance(role.strategy_args, OwnNeeds)
         for fault in role.strategy_args.missing(name, role, shapes.get(name))
+    ]
+
+
+def backend_warnings(config: Config) -> list[str]:
+    """Return warnings about keys of the roles' backends that have no effect or another meaning."""
+    return [
+        warning
+        for name, role in model_roles(config).items()
+        if isinstance(role.strategy_args, OwnWarnings)
+        for warning in role.strategy_args.warnings(name, role)
     ]

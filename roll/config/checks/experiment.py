@@ -17,7 +17,7 @@ from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
 from roll.config.derived.methods import compares
-from roll.config.derived.placement import model_roles, ranks
+from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.faults import printable
 from roll.config.schema.offline import DpoConfig, OfflineConfig
@@ -214,9 +214,17 @@ def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
             )
 
 
+def _own_attention(config: Config) -> Iterator[str]:
+    """Yield a warning for each role that chooses its attention kernel itself, whatever its key says."""
+    for name, role in model_roles(config).items():
+        if generates(name, role) and (kernel := role.model_args.attn_implementation) != "auto":
+            where = f"{name}.model_args.attn_implementation"
+            yield f"{where}: {kernel} has no effect: a role that generates chooses its kernel itself; remove the key"
+
+
 def experiment_warnings(config: Config) -> list[str]:
     """Return warnings about keys without an effect, and about numbers that are hardly ever meant."""
-    unusual = plausible_warnings(config.model_dump(mode="json", exclude_defaults=True))
+    unusual = [*plausible_warnings(config.model_dump(mode="json", exclude_defaults=True)), *_own_attention(config)]
     if isinstance(config, OfflineConfig):
         return [*unusual, *offline_warnings(config)]
     warnings = [

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roll.config.derived.placement import model_roles, ranks
+from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.offline import DpoConfig, OfflineConfig, RewardModelConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import ActorTrainConfig, LearnerConfig, RowsTrainConfig
+from roll.config.schema.roles import ActorTrainConfig, LearnerConfig, RoleConfig, RowsTrainConfig
 from roll.errors import Fault
 
 MANY_UPDATES = 32
@@ -152,6 +152,9 @@ def _sequences(config: RlvrConfig) -> str:
 
 def batch_warnings(config: Config) -> Iterator[str]:
     """Yield a warning for each role whose own keys make many small updates of a step, or have no effect."""
+    for name, role in model_roles(config).items():
+        if why := _infers_otherwise(name, role):
+            yield f"{name}.infer_batch_size: {role.infer_batch_size} has no effect: {why}"
     if not isinstance(config, RlvrConfig):
         return
     for name, role in model_roles(config).items():
@@ -173,6 +176,17 @@ def batch_warnings(config: Config) -> Iterator[str]:
                 f"{config.updates_per_step}, an update has {update} sequences, and max_tokens_per_microbatch bounds "
                 f"memory; remove it"
             )
+
+
+def _infers_otherwise(name: str, role: RoleConfig) -> str | None:
+    """Return why a role's `infer_batch_size` has no effect. None if it has one, or is the default."""
+    if role.infer_batch_size == type(role).model_fields["infer_batch_size"].default:
+        return None
+    if isinstance(role, LearnerConfig):
+        return "a role that trains uses its training micro-batches for all passes; set max_tokens_per_microbatch"
+    if generates(name, role):
+        return "a role that generates batches its requests itself; remove the key"
+    return "max_tokens_per_microbatch is set; remove one of them" if role.max_tokens_per_microbatch else None
 
 
 def _sampling_faults(config: RlvrConfig) -> list[Fault]:

@@ -181,6 +181,8 @@ def settle_meanings(done: Translation) -> None:
         _clip_range(done)
         _stale_samples(done)
         done.warnings += _differences(values, agentic)
+    if values.get("pipeline") == "sft":
+        done.warn("seed: ROLL trains on the rows of sft_train.data_args in the order of the file, roll shuffles them")
     _templates(done)
 
 

@@ -55,6 +55,8 @@ VALUES_OF_PICTURES = {"template": TEMPLATES, "strategy_name": DIFFUSION, "model_
 LENGTHS = ("prompt_length", "response_length")
 PREFERENCES = ("chosen_key", "rejected_key", "beta", "preference_loss")
 """Root keys of files that train on pairs."""
+INSTRUCTION = "instruction"
+"""Column of the prompts of pairs in ROLL."""
 TRAINED = ("actor_train", "critic", "sft_train", "student")
 """Roles whose weights ROLL trains."""
 OWN_LOSS = "if it changes the loss, write that as policy_loss: package.module:Name; see docs/extending.md"
@@ -158,6 +160,7 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     _questions(done)
     _read_as(done)
     _values(done)
+    _instructions(done)
     _held_out_columns(done)
     _ulysses(done)
     _backend_timeout(done)
@@ -330,6 +333,17 @@ def _values(done: Translation) -> None:
                 done.warn(
                     f"{dotted(place)}: {printable(old)} is read as {translations[old] or 'null'}; use that instead"
                 )
+
+
+def _instructions(done: Translation) -> None:
+    """Name the column of the prompts of pairs: ROLL has no key for it, and always reads `instruction`."""
+    role = done.values.get("actor_train")
+    rows = role.get("data_args") if isinstance(role, dict) else None
+    of_roll = not {"chosen_key", "rejected_key"}.isdisjoint(done.roll_keys)
+    if of_roll and isinstance(rows, dict) and not any(key in rows for key in ("prompt", "messages")):
+        rows["prompt"] = INSTRUCTION
+        text = f"missing, so it is {INSTRUCTION}, the column that ROLL always reads; set it explicitly"
+        done.warn(f"actor_train.data_args.prompt: {text}")
 
 
 def _held_out_columns(done: Translation) -> None:

@@ -11,7 +11,7 @@ from roll.config.derived.placement import sends_adapter
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
-from roll.engines.vllm.settings import VllmConfig
+from roll.engines.vllm.settings import CPU_BLOCK, VllmConfig
 from roll.errors import Fault
 
 LARGEST_ADAPTER_RANK = 512
@@ -37,6 +37,21 @@ def vllm_faults(
         yield from _adapter(engine, where, config, shape)
     if shape and shape.delta and role.device_mapping is None:
         yield from _hybrid_on_cpu(engine, where, name, role)
+
+
+def vllm_warnings(engine: VllmConfig, name: str, role: RoleConfig) -> Iterator[str]:
+    """Yield warnings about keys that have no effect on the role's devices, or are read as another number there."""
+    where, given = f"{name}.strategy_args.strategy_config", engine.model_fields_set
+    if role.device_mapping is not None:
+        if "kv_cache_gib" in given:
+            yield f"{where}.kv_cache_gib: has no effect on GPUs; gpu_memory_utilization sets the memory"
+        return
+    if "gpu_memory_utilization" in given:
+        size = f"kv_cache_gib ({engine.kv_cache_gib:g} GiB)"
+        yield f"{where}.gpu_memory_utilization: has no effect on the CPU, where {size} sets the memory of the KV cache"
+    if engine.cpu_block_size != engine.block_size:
+        read = f"{engine.block_size} is read as {engine.cpu_block_size}"
+        yield f"{where}.block_size: {read}: on the CPU vLLM needs a multiple of {CPU_BLOCK}"
 
 
 def missing_in_vllm(name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from roll.errors import Fault
 
 
+CPU_BLOCK = 32
+"""vLLM's attention on the CPU takes only KV-cache blocks of a multiple of this number of tokens."""
+
+
 class VllmConfig(BackendConfig):
     """Settings of vLLM.
 
@@ -56,7 +60,9 @@ class VllmConfig(BackendConfig):
         "prefill is not chunked there.",
     )
     block_size: PositiveInt | None = Field(
-        None, description="Number of tokens per KV-cache block; vLLM's default if not given."
+        None,
+        description="Number of tokens per KV-cache block; vLLM's default if not given. On the CPU it is rounded up to "
+        "a multiple of 32.",
     )
     enforce_eager: bool = Field(
         False, description="Do not compile the model or capture CUDA graphs: starts faster, generates more slowly."
@@ -77,6 +83,11 @@ class VllmConfig(BackendConfig):
     engine_args: dict[str, Passed] = Field(
         default_factory=dict, description="Additional arguments of vLLM's `AsyncEngineArgs`."
     )
+
+    @property
+    def cpu_block_size(self) -> int | None:
+        """Return the number of tokens per KV-cache block on the CPU. None for vLLM's default."""
+        return self.block_size and -(-self.block_size // CPU_BLOCK) * CPU_BLOCK
 
     def compiles(self, on_cpu: bool) -> bool:
         """Return whether the engine's process may compile. On GPUs, vLLM compiles its sampler in any case."""
@@ -164,6 +175,12 @@ class VllmStrategyConfig(StrategyConfig):
         from roll.engines.vllm.checks import vllm_faults
 
         return vllm_faults(self.strategy_config, name, role, config, shape)
+
+    def warnings(self, name: str, role: RoleConfig) -> Iterable[str]:
+        """See `OwnWarnings`."""
+        from roll.engines.vllm.checks import vllm_warnings
+
+        return vllm_warnings(self.strategy_config, name, role)
 
     def missing(self, name: str, role: RoleConfig, shape: ModelShape | None) -> Iterable[Fault]:
         """See `OwnNeeds`."""

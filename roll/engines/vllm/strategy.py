@@ -77,8 +77,9 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
         "disable_custom_all_reduce": block.disable_custom_all_reduce,
         "disable_log_stats": True,
     }
-    if block.block_size is not None:
-        arguments["block_size"] = block.block_size
+    block_size = block.cpu_block_size if device == "cpu" else block.block_size
+    if block_size is not None:
+        arguments["block_size"] = block_size
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = int(block.kv_cache_gib * 2**30)
         # vLLM 0.32 rewinds the generator of a seeded sample if its prompt spans two engine steps, which crashes the

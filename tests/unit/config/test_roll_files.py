@@ -114,7 +114,7 @@ ipo: true
 chosen_key: chosen
 rejected_key: rejected
 actor_train:{TRAIN}
-  data_args: {{template: qwen2_5, file_name: a.jsonl, prompt: prompt}}
+  data_args: {{template: qwen2_5, file_name: a.jsonl}}
 reference:
   strategy_args: {{strategy_name: hf_infer, strategy_config: ~}}
   device_mapping: list(range(0,8))
@@ -188,8 +188,14 @@ READ = {
         RLVR.replace("template: qwen2_5, ", "") + "adv_estimator: grpo\nglobal_template: chatml\n" + MATH,
         ["global_template: "],
     ),
-    "preferences": (PREFERENCES, ["ipo: true is read as preference_loss=ipo"]),
-    "given rows": (GIVEN, ["global_template: "]),
+    "preferences": (
+        PREFERENCES,
+        [
+            "ipo: true is read as preference_loss=ipo",
+            "actor_train.data_args.prompt: missing, so it is instruction",
+        ],
+    ),
+    "given rows": (GIVEN, ["global_template: ", "seed: ROLL trains on the rows of sft_train.data_args in the order"]),
     "distilled": (DISTILLED, ["logits_topk: 64 is read as distill_top_k=64"]),
 }
 

@@ -69,7 +69,7 @@ def test_meanings_are_of_keys_that_are_read() -> None:
         ({"ipo": True, "pipeline": "dpo"}, "preference_loss", "ipo"),
         ({"ipo": False, "pipeline": "dpo"}, "preference_loss", None),
         ({"student_pretrain": "small"}, "pretrain", "small"),
-        ({"chosen_key": "good"}, "actor_train", {"data_args": {"chosen": "good"}}),
+        ({"chosen_key": "good"}, "actor_train", {"data_args": {"chosen": "good", "prompt": "instruction"}}),
         ({"divergence": "js_divergence"}, "divergence", "jsd"),
         ({"norm_mean_type": "None"}, "norm_mean_type", None),
         ({"kd_objective": "js_divergence"}, "divergence", "jsd"),
