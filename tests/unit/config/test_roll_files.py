@@ -195,7 +195,10 @@ READ = {
             "actor_train.data_args.prompt: missing, so it is instruction",
         ],
     ),
-    "given rows": (GIVEN, ["global_template: ", "seed: ROLL trains on the rows of sft_train.data_args in the order"]),
+    "given rows": (
+        GIVEN,
+        ["global_template: ", "sft_train.data_args: ROLL ", "sft_train.training_args.num_train_epochs: "],
+    ),
     "distilled": (DISTILLED, ["logits_topk: 64 is read as distill_top_k=64"]),
 }
 
