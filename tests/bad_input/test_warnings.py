@@ -39,6 +39,10 @@ WARNINGS = [
     (["actor_infer.model_args.attn_implementation=fa2"], "actor_infer.model_args.attn_implementation: fa2 has no"),
     ([f"{ENGINE}.block_size=16"], f"{ENGINE}.block_size: 16 is read as 32: on the CPU vLLM needs a multiple of 32"),
     ([f"{ENGINE}.gpu_memory_utilization=0.6"], f"{ENGINE}.gpu_memory_utilization: has no effect on the CPU"),
+    (
+        [f"{ENGINE}.kv_cache_gib=2", "actor_infer.device_mapping=[0]", "actor_train.device_mapping=[0]"],
+        f"{ENGINE}.kv_cache_gib: has no effect on GPUs",
+    ),
     ([*KL_IN_LOSS, "kl_loss_type=k1"], "kl_loss_type: as a loss, the gradient of k1 is zero on average"),
     (KL_IN_LOSS, "kl_loss_type: as a loss, k3 has the gradient of KL(reference || policy), which is off by 54%"),
     (

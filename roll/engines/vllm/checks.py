@@ -40,13 +40,16 @@ def vllm_faults(
 
 
 def vllm_warnings(engine: VllmConfig, name: str, role: RoleConfig) -> Iterator[str]:
-    """Yield warnings about keys that have no effect on the role's devices, or are read as another number there."""
-    where, given = f"{name}.strategy_args.strategy_config", engine.model_fields_set
+    """Yield warnings about keys that have no effect on the role's devices, or are read as another number there.
+
+    A default is no reason for a warning: the configuration in a run's folder contains all defaults.
+    """
+    where, plain = f"{name}.strategy_args.strategy_config", VllmConfig.model_validate({})
     if role.device_mapping is not None:
-        if "kv_cache_gib" in given:
+        if engine.kv_cache_gib != plain.kv_cache_gib:
             yield f"{where}.kv_cache_gib: has no effect on GPUs; gpu_memory_utilization sets the memory"
         return
-    if "gpu_memory_utilization" in given:
+    if engine.gpu_memory_utilization != plain.gpu_memory_utilization:
         size = f"kv_cache_gib ({engine.kv_cache_gib:g} GiB)"
         yield f"{where}.gpu_memory_utilization: has no effect on the CPU, where {size} sets the memory of the KV cache"
     if engine.cpu_block_size != engine.block_size:
