@@ -195,14 +195,17 @@ class _Backend:
         return value if isinstance(value, int) and value > 0 else 1
 
     def _same_update(self, theirs: int, ours: int) -> None:
-        """Keep the sequences of an update: Megatron has one replica for `theirs` GPUs, DeepSpeed one for `ours`."""
-        ranks, arguments = count_devices(self.role.get("device_mapping")), self.role.setdefault("training_args", {})
+        """Keep the sequences of an update: Megatron has one replica for `theirs` GPUs, DeepSpeed one for `ours`.
+
+        Fewer ranks than one of Megatron's replicas, which ROLL refuses, stand for one.
+        """
+        ranks, arguments = _ranks(self.role), self.role.setdefault("training_args", {})
         if theirs == ours or not ranks or not isinstance(arguments, dict) or "updates_per_step" in self.done.values:
             return
         numbers = [arguments.get(key, default) for key, default in NUMBERS.items()]
         if not all(isinstance(number, int) and number > 0 for number in numbers):
             return
-        whole, replicas = prod(numbers) * (ranks // theirs), ranks // ours
+        whole, replicas = prod(numbers) * max(1, ranks // theirs), max(1, ranks // ours)
         where = f"{self.name}.training_args"
         if whole % replicas:
             text = f"an update has {whole} sequences in ROLL, but {prod(numbers) * replicas} here"
@@ -247,7 +250,14 @@ def _replicas(role: Mapping[str, Any]) -> int:
     strategy = role.get("strategy_args")
     block = strategy.get("strategy_config") if isinstance(strategy, dict) else None
     split = block.get(ULYSSES, 1) if isinstance(block, dict) else 1
-    return count_devices(role.get("device_mapping")) // split if isinstance(split, int) and split > 0 else 0
+    return _ranks(role) // split if isinstance(split, int) and split > 0 else 0
+
+
+def _ranks(role: Mapping[str, Any]) -> int:
+    """Return the number of ranks of a role with one device per rank; 0 if it cannot be read."""
+    processes = role.get("world_size", 1)
+    on_cpu = processes if role.get("device_mapping") is None and isinstance(processes, int) else 0
+    return count_devices(role.get("device_mapping")) or on_cpu
 
 
 def count_devices(devices: Any) -> int:

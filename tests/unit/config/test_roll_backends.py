@@ -66,6 +66,24 @@ def test_megatrons_updates_keep_their_size(
         )
 
 
+@pytest.mark.parametrize(
+    ("devices", "accumulation"),
+    [
+        ({"gpus": 8}, 4),
+        ({"gpus": 4}, 8),
+        ({"gpus": 2}, 16),
+        ({"gpus": 1}, 16),
+        ({"device_mapping": None, "world_size": 4}, 8),
+        ({"device_mapping": None}, 16),
+    ],
+)
+def test_updates_keep_their_size_on_fewer_ranks(devices: dict[str, Any], accumulation: int) -> None:
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "context_parallel_size": 2}
+    numbers = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 16}
+    block, done = settled("actor_train", role("megatron_train", sizes, training_args=dict(numbers), **devices))
+    assert block["training_args"] == numbers | {"gradient_accumulation_steps": accumulation} and done.faults == []
+
+
 def test_changed_update_size_is_said() -> None:
     numbers = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
     sizes = {"tensor_model_parallel_size": 2}
