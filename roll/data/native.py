@@ -235,8 +235,19 @@ def special_marks(tokenizer: PreTrainedTokenizerBase, template: str) -> dict[str
 
 def opening(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of the special tokens (BOS) that the tokenizer itself adds before a text; "" if it adds none."""
+    return "".join(tokenizer.convert_ids_to_tokens(added_tokens(tokenizer)[0]))
+
+
+def added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Return the special tokens that the tokenizer itself adds before and after a text."""
     found = tokenizer("a", add_special_tokens=True, return_special_tokens_mask=True)
-    token_ids: Any = found["input_ids"]
-    added: Any = found["special_tokens_mask"]
-    first = next((number for number, flag in enumerate(added) if not flag), len(added))
-    return "".join(tokenizer.convert_ids_to_tokens(token_ids[:first]))
+    whole: Any = found["input_ids"]
+    mask: Any = found["special_tokens_mask"]
+    if not tokenizer.is_fast:  # the mask of a tokenizer in Python may be all zeros
+        plain: Any = tokenizer("a", add_special_tokens=False)["input_ids"]
+        starts = range(len(whole) - len(plain) + 1)
+        begin = next((number for number in starts if whole[number : number + len(plain)] == plain), 0)
+        mask = [0 if begin <= number < begin + len(plain) else 1 for number in range(len(whole))]
+    first = next((number for number, flag in enumerate(mask) if not flag), len(mask))
+    last = next((number for number in range(len(mask), first, -1) if not mask[number - 1]), first)
+    return whole[:first], whole[last:]

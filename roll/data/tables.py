@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
+from roll.data.native import added_tokens
 from roll.data.rows import COLUMNS, RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
@@ -233,13 +234,9 @@ class Preparation:
         if not any(texts):
             return [[] for _ in texts]
         # verbose=False: lengths are checked afterwards, against the run's own limits.
-        found = self.tokenizer(
-            texts, add_special_tokens=special_tokens, return_special_tokens_mask=special_tokens, verbose=False
-        )
-        token_ids: Any = found["input_ids"]
-        if special_tokens:
-            added: Any = found["special_tokens_mask"]
-            token_ids = map(left_open, token_ids, added)
+        token_ids: Any = self.tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+        if special_tokens and (ending := len(added_tokens(self.tokenizer)[1])):
+            token_ids = [ids[:-ending] for ids in token_ids]
         return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
 
 
@@ -253,7 +250,7 @@ def cut_of(limit: int) -> int:
 
 def adds_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer puts a space before a text, as SentencePiece does, though not where one goes on."""
-    return bool(tokenizer.is_fast) and _ids(tokenizer, "\nYes") != _ids(tokenizer, "\n") + _ids(tokenizer, "Yes")
+    return _ids(tokenizer, "\nYes") != _ids(tokenizer, "\n") + _ids(tokenizer, "Yes")
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, context: str, text: str) -> list[int]:
@@ -263,29 +260,26 @@ def continuation(tokenizer: PreTrainedTokenizerBase, context: str, text: str) ->
     began a line.
     """
     for before in (context[-SEEN:], "\n"):
-        found = tokenizer(before + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        token_ids: Any = found["input_ids"]
-        offsets: Any = found["offset_mapping"]
-        first = next((index for index, (begun, _) in enumerate(offsets) if begun >= len(before)), len(offsets))
-        if not first or offsets[first - 1][1] <= len(before):
-            return token_ids[first:]
+        if (found := _split(tokenizer, before, text)) is not None:
+            return found
     return _ids(tokenizer, text)
+
+
+def _split(tokenizer: PreTrainedTokenizerBase, before: str, text: str) -> list[int] | None:
+    """Return the tokens of `text` in the whole of both texts, or None if a token covers their boundary."""
+    if not tokenizer.is_fast:  # a tokenizer in Python has no offsets
+        first, whole = _ids(tokenizer, before), _ids(tokenizer, before + text)
+        return whole[len(first) :] if whole[: len(first)] == first else None
+    found = tokenizer(before + text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    token_ids: Any = found["input_ids"]
+    offsets: Any = found["offset_mapping"]
+    begin = next((index for index, (begun, _) in enumerate(offsets) if begun >= len(before)), len(offsets))
+    return token_ids[begin:] if not begin or offsets[begin - 1][1] <= len(before) else None
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     found: Any = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return found
-
-
-def left_open(token_ids: list[int], added: list[int]) -> list[int]:
-    """Return a text's tokens without the special tokens (EOS) that the tokenizer appended. Changes both lists in place.
-
-    Args:
-        added: for each token, 1 if the tokenizer added it, or else 0.
-    """
-    while added and added.pop():
-        token_ids.pop()
-    return token_ids
 
 
 def prepared_table(

@@ -155,7 +155,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     """Load the tokenizer from a model folder or Hub name. Raises DataError if it cannot be read."""
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the library tokenizers raises nothing more precise, and a file in Python anything
         raise DataError(unreadable(path, "tokenizer", error)) from error
 
 

@@ -36,13 +36,9 @@ from roll.data.chat import (
     renderer,
     template_remedy,
 )
-from roll.data.native import special_marks
+from roll.data.native import added_tokens, special_marks
 from roll.data.rows import Conversation, prompt_conversation
-from roll.data.tables import (
-    adds_space,
-    continuation,
-    left_open,
-)
+from roll.data.tables import adds_space, continuation
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
 from roll.models.value import check_reward_model, pad_token, scored_token
@@ -312,7 +308,6 @@ def answered_encoder(
 
 def open_tokens(text: str, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> Ints:
     """Return the tokens of a text that another one continues, without the special tokens that the tokenizer appends."""
-    found = tokenizer(text, add_special_tokens=special_tokens, return_special_tokens_mask=True, verbose=False)
-    token_ids: Any = found["input_ids"]
-    added: Any = found["special_tokens_mask"]
-    return np.asarray(left_open(token_ids, added) if special_tokens else token_ids, np.int32)
+    token_ids: Any = tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+    ending = len(added_tokens(tokenizer)[1]) if special_tokens else 0
+    return np.asarray(token_ids[: len(token_ids) - ending], np.int32)

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from roll.config.schema.model import DataConfig
 from roll.data.chat import renderer
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
+from roll.data.native import opening
 from roll.data.unwritten import UNWRITTEN
 from roll.errors import DataError, FaultCode
 from roll.runs.rlvr.reward_models import answered_encoder
@@ -442,6 +443,35 @@ def with_spaces(kind: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
+class InPython(PreTrainedTokenizer):
+    """A tokenizer that has only Python code, as some models bring with them: no offsets, and a mask of special tokens
+    that is all zeros. It adds BOS before a text and EOS after it.
+    """
+
+    def __init__(self, inner: PreTrainedTokenizerFast) -> None:
+        self.inner = inner
+        super().__init__(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.inner)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.inner.get_vocab()
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return self.inner.tokenize(text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.inner.get_vocab().get(token, 0)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return str(self.inner.convert_ids_to_tokens(index))
+
+    def build_inputs_with_special_tokens(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
+        return [self.bos_token_id, *token_ids_0, *(token_ids_1 or []), self.eos_token_id]
+
+
 INSTRUCTS = (
     "<s>{% for m in messages %}{% if m['role'] == 'user' %}[INST]{{ m['content'] }}[/INST]"
     "{% else %}SPACE{{ m['content'] }}</s>{% endif %}{% endfor %}"
@@ -449,12 +479,12 @@ INSTRUCTS = (
 
 
 @pytest.mark.parametrize("between", ["", " "])
-@pytest.mark.parametrize("kind", ["legacy", "first", "always", "never"])
+@pytest.mark.parametrize("kind", ["legacy", "first", "always", "never", "python"])
 @pytest.mark.parametrize("which", ["responses", "turns", "pairs"])
 def test_response_tokens_equal_those_of_whole_text(
     write_jsonl: Write, tmp_path: Path, kind: str, which: Kind, between: str
 ) -> None:
-    made = with_spaces(kind)
+    made: Any = InPython(with_spaces("legacy")) if kind == "python" else with_spaces(kind)
     template = INSTRUCTS.replace("SPACE", between)
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}] * 2
     row = {"messages": turns[:-1] if which == "pairs" else turns, "good": "Yes", "bad": "No"}
@@ -466,6 +496,16 @@ def test_response_tokens_equal_those_of_whole_text(
     if which == "pairs":
         encode = answered_encoder(renderer("native", with_template(made, template)), made, False)
         np.testing.assert_array_equal(encode(turns[:-1], "No"), sequences[1].token_ids)
+
+
+def test_raw_text_without_offsets_is_tokenised_whole(write_jsonl: Write, tmp_path: Path) -> None:
+    made: Any = InPython(with_spaces("legacy"))
+    path = write_jsonl([{"question": "Hi\nNo:", "solution": " Yes"}])
+    found = only(path, tmp_path, made, template="raw", prompt="question", response="solution")
+    whole = made.inner.encode("<s>Hi\nNo: Yes</s>", add_special_tokens=False)
+    assert found.token_ids.tolist() == whole
+    assert found.response_mask.sum() == len(made.inner.tokenize("Yes</s>"))
+    assert opening(made) == "<s>"
 
 
 @pytest.mark.parametrize(
