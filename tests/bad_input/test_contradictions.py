@@ -161,6 +161,13 @@ CONTRADICTIONS = [
         "remove it",
     ),
     (
+        ["actor_train.model_args.lora_target=model.layers."],
+        "actor_train.model_args.lora_target",
+        "malformed",
+        "the start of names",
+        "all-linear",
+    ),
+    (
         ["adv_estimator=pass_at_k", "pass_k=9"],
         "pass_k",
         "too_large",

@@ -64,7 +64,12 @@ def experiment_faults(config: Config) -> list[Fault]:
     faults += determinism_faults(config)
     for name, role in model_roles(config).items():
         faults += _kernels(name, role)
-        if (target := role.model_args.lora_target) and not isinstance(role, LearnerConfig | ActorInferConfig):
+        target = role.model_args.lora_target
+        if open_names := [one.strip() for one in (target or "").split(",") if one.strip().endswith(".")]:
+            problem = f"'{open_names[0]}' is the start of names, but a layer is chosen by the end of its name"
+            remedy = "use all-linear, which adapts every linear layer of the decoder, or names such as q_proj,v_proj"
+            faults.append(Fault(f"{name}.model_args.lora_target", problem, remedy, "malformed"))
+        if target and not isinstance(role, LearnerConfig | ActorInferConfig):
             problem = f"'{target}', but {name} is a fixed model without an adapter"
             faults.append(Fault(f"{name}.model_args.lora_target", problem, "remove it", "not_supported"))
         if role.model_args.dropout and not isinstance(role, RowsTrainConfig):

@@ -15,6 +15,7 @@ from typing import Any
 import hjson
 import yaml
 
+from roll.config.load.accelerate_file import accelerate_fault, read_accelerates
 from roll.config.roll_v2.translate import Translation
 from roll.config.schema.faults import printable
 from roll.config.schema.foreign_names import (
@@ -60,6 +61,8 @@ NEUTRAL: Mapping[str, Any] = {"gradient_predivide_factor": 1.0}
 """Values of refused keys that change nothing, besides false."""
 ZERO, FIRST_OVERLAPPING = "zero_optimization", 2
 """DeepSpeed's block of ZeRO, and the first stage on which communication overlaps with the backward pass."""
+UNREAD: Mapping[str, Any] = {ZERO: {"stage": 0}}
+"""Blocks in place of a file with a fault, so that no second fault says that they are missing."""
 OLD_NAMES = {"bfloat16": "bf16"}
 SHORT_NAMES = (
     "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
@@ -99,6 +102,11 @@ def settle_deepspeed(done: Translation) -> None:
         is_file = isinstance(path, str) and path.endswith(ENDINGS)  # another text is perhaps the name of a preset
         if is_file:
             strategy["strategy_config"] = _read(path, where, done)
+        elif isinstance(path, str) and (others := read_accelerates(path)) is not None:
+            fault = accelerate_fault(where, others, name)
+            done.fault(where, fault.problem, fault.remedy, fault.code)
+            strategy["strategy_config"] = dict(UNREAD)
+            done.is_whole = False
         block = strategy.get("strategy_config")
         if isinstance(block, dict):
             translated = _Block(name, role, block, where, done)
@@ -142,7 +150,7 @@ def _roles(values: Mapping[str, Any], above: str = "") -> list[tuple[str, dict[s
 
 
 def _read(path: str, where: str, done: Translation) -> Any:
-    """Return the blocks of a file in JSON, in which comments are allowed; none on a fault."""
+    """Return the blocks of a file in JSON, in which comments are allowed; `UNREAD` on a fault."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         blocks = hjson.loads(text, object_pairs_hook=_once)
@@ -156,7 +164,7 @@ def _read(path: str, where: str, done: Translation) -> Any:
             return blocks
         done.fault(where, f"'{path}' holds no block of keys", "give the path of DeepSpeed's configuration", "malformed")
     done.is_whole = False
-    return {}
+    return dict(UNREAD)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from pydantic import BaseModel
 from rich.console import Console
 
-from roll.config.schema.faults import counterpart_of
+from roll.config.load.accelerate_file import accelerate_fault, read_accelerates
+from roll.config.schema.faults import LEARNERS, counterpart_of
 from roll.config.schema.fields import paths_of_key
-from roll.config.schema.foreign_names import HYDRA_FLAGS
+from roll.config.schema.foreign_names import HYDRA_FLAGS, ROLES
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.roles import ExperimentConfig
 from roll.config.shipped import experiments
@@ -23,7 +23,11 @@ MODULE = "roll.pipeline"
 PROGRAM = f"python -m {MODULE}"
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """Values of `--info`."""
+ACCELERATES = ("--config_file", "--config-file")
+"""The flag of `accelerate launch` for its configuration."""
 COMPLETION = ("--shell-completion", "-sc")
+MOST_PLACES = 2
+"""Largest number of places that a message names for one key."""
 LAUNCHED = ("RANK", "LOCAL_RANK")
 """Variables that torchrun, `accelerate launch` and `deepspeed` set for each of their processes."""
 
@@ -71,7 +75,7 @@ def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
         if word in ("--info", "-i") and not {*words[place + 1 : place + 2]} & {*INFO}:
             words[place] = "--info=all"  # the next word is not its value
     given, unknown = parser.parse_known_intermixed_args(words)
-    if faults := list(_flag_faults(unknown)):
+    if faults := list(_flag_faults(unknown, words)):
         raise ConfigError(*faults)
     if given.parallel is not None and given.parallel < 1:
         raise ConfigError(
@@ -100,11 +104,15 @@ def launcher_fault(environment: Mapping[str, str], argv: Sequence[str]) -> Fault
     return Fault("command line", problem, f"{remedy}\n    {unset}", "not_supported")
 
 
-def _flag_faults(words: Sequence[str]) -> Iterator[Fault]:
-    """Yield a fault for each flag among the words that the parser does not know."""
-    for flag in (word.partition("=")[0] for word in words):
+def _flag_faults(unknown: Sequence[str], words: Sequence[str]) -> Iterator[Fault]:
+    """Yield a fault for each flag among the words that the parser does not know. `words` are all of them."""
+    for word in unknown:
+        flag, _, value = word.partition("=")
+        file = value or next(iter(words[words.index(word) + 1 :]), "")
         if flag in HYDRA_FLAGS:
             yield Fault(flag, *HYDRA_FLAGS[flag], "not_supported")
+        elif flag in ACCELERATES and (others := read_accelerates(file)) is not None:
+            yield accelerate_fault(f"{flag} {file}", others)
         elif flag.startswith("-"):
             yield _unknown_flag(flag)
 
@@ -121,7 +129,22 @@ def _unknown_flag(flag: str) -> Fault:
 
 
 def _key_remedy(name: str) -> str | None:
-    """Return the remedy for a key that was written as a flag, or None if no pipeline has a key of this name."""
-    schemas: Sequence[type[BaseModel]] = tuple(PIPELINES.values())
-    places = list(dict.fromkeys(place for schema in schemas for place in paths_of_key(schema, name)))
-    return f"write {' or '.join(f'{place}=VALUE' for place in places[:4])}" if places else None
+    """Return the remedy for a key that was written as a flag, or None if no pipeline has a key of this name.
+
+    The places in roles that differ only in the role are one, and those nearest to the root come first.
+    """
+    roles: dict[str, list[str]] = {}
+    for place in dict.fromkeys(place for schema in PIPELINES.values() for place in paths_of_key(schema, name)):
+        head, _, tail = place.partition(".")
+        is_of_role = head in ROLES and tail
+        roles.setdefault(f"ROLE.{tail}" if is_of_role else place, []).extend([head] * bool(is_of_role))
+    nearest = sorted(roles, key=lambda place: place.count("."))[:MOST_PLACES]
+    return f"write {' or '.join(_written(place, roles[place]) for place in nearest)}" if nearest else None
+
+
+def _written(place: str, roles: Sequence[str]) -> str:
+    """Return how to set a key: of the only role that has it, or with the names of those that do."""
+    if len(roles) == 1:
+        return f"{place.replace('ROLE', roles[0], 1)}=VALUE"
+    named = sorted(roles, key=lambda role: role not in LEARNERS)  # trained ones first
+    return f"{place}=VALUE" + (f" (ROLE is {', '.join(named)})" if named else "")

@@ -18,6 +18,7 @@ from omegaconf.errors import (
 )
 from pydantic import ValidationError
 
+from roll.config.load.accelerate_file import accelerate_fault, is_accelerates
 from roll.config.load.deepspeed_file import settle_deepspeed, settle_presets
 from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
@@ -37,6 +38,8 @@ RLVR = ("adv_estimator", "rewards", "num_return_sequences_in_group", "rollout_ba
 """Root keys that decide for `rlvr` in a file without `pipeline`, even if it also has keys of another pipeline by
 mistake. They do not decide if the file has a role in `ROLES` and no `actor_train`.
 """
+ROOTS = {*RLVR, *ROLES, "pipeline", "actor_train"}
+"""Root keys of which an experiment has at least one."""
 
 DEEPEST = 50
 """Largest depth of nested blocks and lists."""
@@ -91,6 +94,8 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
     plain = _resolve(composed)
     if not plain.keys() - {"dry_run"}:
         raise ConfigError(Fault("the configuration", "it sets no key", "give a file with keys", "empty"))
+    if is_accelerates(plain) and not plain.keys() & ROOTS:
+        raise ConfigError(accelerate_fault("the configuration", plain))
     if pictures := picture_faults(plain):
         raise ConfigError(*pictures)
     settle_presets(plain)

@@ -24,7 +24,7 @@ LEAST = 80
 RLVR = ("--config-name", "rlvr_zero3", "dry_run=true")
 SFT = ("--config-name", "tiny/tiny_sft", "dry_run=true")
 ACTOR = "actor_train.model_args"
-ROLLS = ("logging_steps", "num_nodes")
+ROLLS = ("logging_steps", "num_nodes", "local_rank")
 ASKED = [
     ("bf16=true", "use actor_train.model_args.dtype; true is bf16", f"{ACTOR}.dtype=bf16"),
     ("mixed_precision=bf16", "use actor_train.model_args.dtype", f"{ACTOR}.dtype=bf16"),

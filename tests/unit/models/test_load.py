@@ -14,6 +14,7 @@ from torch import nn
 from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError
 from roll.models.load import check_readable, disable_dropout, load_causal_model, load_tokenizer
+from tests.faults import coded
 
 INDEX = "model.safetensors.index.json"
 
@@ -103,6 +104,16 @@ def test_a_whole_index_is_readable(folder: Path) -> None:
 
 def test_a_hub_name_cannot_be_checked_here(tmp_path: Path) -> None:
     check_readable(str(tmp_path / "Qwen" / "Qwen2.5-7B"))
+
+
+def test_a_broken_tokenizer_file_is_a_fault(folder: Path) -> None:
+    """The library tokenizers raises a bare Exception for it."""
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    (folder / "vocab.json").write_text('{"a": 0}', encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\nx y\n", encoding="utf-8")
+    with pytest.raises(DataError, match="out of vocabulary") as caught:
+        load_tokenizer(str(folder))
+    assert coded(caught.value.faults) == [("unreadable", "pretrain")]
 
 
 @pytest.mark.parametrize("what", ["model", "tokenizer"])
