@@ -17,7 +17,7 @@ ENDINGS = (".yaml", ".yml")
 DTYPES = {"no": "fp32", "False": "fp32"}
 """accelerate's names of precisions that are not roll's, as text. YAML reads a bare `no` as false."""
 NONE = (None, "none")
-PRESETS = {
+PRESETS: Mapping[tuple[Any, Any, bool], str] = {
     (2, "cpu", False): "deepspeed_zero2_cpuoffload",
     (3, "cpu", False): "deepspeed_zero3_cpuoffload",
     (3, "cpu", True): "deepspeed_zero3_offload_all",

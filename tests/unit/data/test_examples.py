@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
@@ -20,6 +23,7 @@ from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, 
 from roll.data.native import opening
 from roll.data.unwritten import UNWRITTEN
 from roll.errors import DataError, FaultCode
+from roll.models.load import load_tokenizer
 from roll.runs.rlvr.reward_models import answered_encoder
 from tests.faults import coded
 
@@ -468,8 +472,11 @@ class InPython(PreTrainedTokenizer):
     def _convert_id_to_token(self, index: int) -> str:
         return str(self.inner.convert_ids_to_tokens(index))
 
-    def build_inputs_with_special_tokens(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
-        return [self.bos_token_id, *token_ids_0, *(token_ids_1 or []), self.eos_token_id]
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        start, end = (self._convert_token_to_id(token) for token in ("<s>", "</s>"))
+        return [start, *token_ids_0, *(token_ids_1 or []), end]
 
 
 INSTRUCTS = (
@@ -506,6 +513,34 @@ def test_raw_text_without_offsets_is_tokenised_whole(write_jsonl: Write, tmp_pat
     assert found.token_ids.tolist() == whole
     assert found.response_mask.sum() == len(made.inner.tokenize("Yes</s>"))
     assert opening(made) == "<s>"
+
+
+def test_sentencepiece_model_alone_tokenises_as_its_library(write_jsonl: Write, tmp_path: Path) -> None:
+    """Llama 2's folder without tokenizer.json, whose settings ask for the slow tokenizer."""
+    out, lines = io.BytesIO(), [f"Human: What is {left} + {right}? Yes\n" for left in range(9) for right in range(9)]
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=out,
+        model_type="bpe",
+        vocab_size=300,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes(out.getvalue())
+    settings = {"tokenizer_class": "LlamaTokenizer", "use_fast": False, "legacy": True, "add_bos_token": True}
+    settings |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    path = write_jsonl([{"question": "Human: What is 3 + 4?", "solution": " Yes, 7"}])
+    made: Any = load_tokenizer(str(folder))
+    found = only(path, tmp_path, made, template="raw", prompt="question", response="solution")
+    library = SentencePieceProcessor(model_proto=out.getvalue())
+    whole = library.encode("Human: What is 3 + 4? Yes, 7")
+    assert found.token_ids.tolist() == [library.bos_id(), *whole, library.eos_id()]
+    assert found.response_mask.sum() == len(whole) - len(library.encode("Human: What is 3 + 4?")) + 1
 
 
 @pytest.mark.parametrize(
