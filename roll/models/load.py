@@ -335,4 +335,7 @@ def unreadable(path: str, what: str, error: Exception) -> Fault:
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     where = "" if Path(path).exists() else " (there is no such folder here, and it could not be loaded from the Hub)"
     problem = f"the {what} '{path}' cannot be read{where}: {first_line}"
-    return Fault("pretrain", problem, "set it to the folder or Hub name of a causal language model", "unreadable")
+    remedy = "set it to the folder or Hub name of a causal language model"
+    if "trust_remote_code" in str(error):
+        remedy = "set model_args.trust_remote_code to true in each role with this model, if you trust its Python code"
+    return Fault("pretrain", problem, remedy, "unreadable")

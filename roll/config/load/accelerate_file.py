@@ -25,8 +25,8 @@ PRESETS: Mapping[tuple[Any, Any, bool], str] = {
 }
 """Presets by stage, where the optimizer states are offloaded to, and whether parameters are offloaded as well."""
 PROBLEM = (
-    "this is a configuration of accelerate, whose launcher starts a process for each GPU; roll starts them itself, as an "
-    "experiment says"
+    "this is a configuration of accelerate, whose launcher starts a process for each GPU; roll starts them itself, as "
+    "an experiment says"
 )
 
 

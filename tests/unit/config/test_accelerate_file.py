@@ -80,7 +80,7 @@ def test_an_accelerate_file_is_one_fault(door: str, tmp_path: Path, capsys: pyte
     }
     assert main([*words[door], "dry_run=true"]) == 2
     said = capsys.readouterr().err
-    assert "1 fault in the configuration" in said and "this is a configuration of accelerate" in said
+    assert "1 fault in " in said and "configuration of accelerate" in said
     role = "sft_train" if door == "strategy_config" else "ROLE"
     assert f"{role}.device_mapping: list(range(0,8))" in said
 

@@ -106,6 +106,17 @@ def test_a_hub_name_cannot_be_checked_here(tmp_path: Path) -> None:
     check_readable(str(tmp_path / "Qwen" / "Qwen2.5-7B"))
 
 
+def test_code_of_a_model_asks_for_trust(folder: Path) -> None:
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (folder / "config.json").write_text(json.dumps(own), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}', encoding="utf-8")
+    (folder / "own.py").write_text("raise AssertionError", encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(str(folder))
+    (fault,) = caught.value.faults
+    assert fault.code == "unreadable" and "trust_remote_code" in fault.remedy
+
+
 def test_a_broken_tokenizer_file_is_a_fault(folder: Path) -> None:
     """The library tokenizers raises a bare Exception for it."""
     (folder / "tokenizer.json").unlink(missing_ok=True)
