@@ -43,7 +43,7 @@ REFUSED = [
     ("--lora_learning_rate", "2e-4", "write ROLE.training_args.lora_learning_rate=VALUE"),
     ("--lora_module_name", "model.layers.", "use ROLE.model_args.lora_target"),
     ("--gradient_checkpointing", "", "true is all, false is none"),
-    ("--zero_stage", "2", "the preset ${deepspeed_zero2}"),
+    ("--zero_stage", "2", "${deepspeed_zero2} or ${deepspeed_zero3}"),
     ("--offload", "", "the preset ${deepspeed_zero3_cpuoffload}"),
     ("--enable_tensorboard", "", "use track_with; tensorboard"),
     ("--tensorboard_path", "x", "use track_with; tensorboard"),
