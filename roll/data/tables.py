@@ -317,7 +317,11 @@ def table_name(sources: Sequence[Source], preparation: Preparation, purpose: str
     """Return the name of a table: a digest of its sources, columns, template and tokenizer."""
     tokenizer = preparation.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    if backend is not None:
+        vocabulary = backend.to_str()
+    else:  # the module of a model's own code has a digest in its name
+        own = [type(tokenizer).__module__, added_tokens(tokenizer), tokenizer.get_vocab()]
+        vocabulary = json.dumps(own, sort_keys=True)
     settings = preparation.data_args.model_dump(include=COLUMNS)
     parts = [
         FORMAT,
