@@ -109,7 +109,8 @@ def test_a_hub_name_cannot_be_checked_here(tmp_path: Path) -> None:
 def test_code_of_a_model_asks_for_trust(folder: Path) -> None:
     own = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
     (folder / "config.json").write_text(json.dumps(own), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}', encoding="utf-8")
+    settings = {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "own.py").write_text("raise AssertionError", encoding="utf-8")
     with pytest.raises(DataError) as caught:
         load_tokenizer(str(folder))
