@@ -37,6 +37,8 @@ class ResponseTexts:
         special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._kept = {number for number, token in special.items() if MARK.fullmatch(token)}
         self._skipped = special.keys() - self._kept
+        # A tokenizer in Python may raise an error for the padding of the embedding, which others decode to nothing.
+        self._known = None if tokenizer.is_fast else len(tokenizer)
 
     def __call__(self, token_ids: Sequence[int]) -> str:
         """Return the text of a response."""
@@ -44,6 +46,8 @@ class ResponseTexts:
 
     def several(self, responses: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of responses."""
+        if (known := self._known) is not None:
+            responses = [[number for number in token_ids if number < known] for token_ids in responses]
         if not self._kept:
             return self._tokenizer.batch_decode(list(map(list, responses)), skip_special_tokens=True)
         left = [[number for number in token_ids if number not in self._skipped] for token_ids in responses]

@@ -24,6 +24,7 @@ from roll.data.native import opening
 from roll.data.unwritten import UNWRITTEN
 from roll.errors import DataError, FaultCode
 from roll.models.load import load_tokenizer
+from roll.models.thinking import ResponseTexts
 from roll.runs.rlvr.reward_models import answered_encoder
 from tests.faults import coded
 
@@ -470,7 +471,7 @@ class InPython(PreTrainedTokenizer):
         return self.inner.get_vocab().get(token, 0)
 
     def _convert_id_to_token(self, index: int) -> str:
-        return str(self.inner.convert_ids_to_tokens(index))
+        return {number: token for token, number in self.inner.get_vocab().items()}[index]  # raises KeyError
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -513,6 +514,12 @@ def test_raw_text_without_offsets_is_tokenised_whole(write_jsonl: Write, tmp_pat
     assert found.token_ids.tolist() == whole
     assert found.response_mask.sum() == len(made.inner.tokenize("Yes</s>"))
     assert opening(made) == "<s>"
+
+
+def test_padding_of_embedding_decodes_to_nothing_without_offsets() -> None:
+    made: Any = InPython(with_spaces("legacy"))
+    token_ids = made("Yes", add_special_tokens=False)["input_ids"]
+    assert ResponseTexts(made)([*token_ids, len(made) + 3]) == made.decode(token_ids) != ""
 
 
 def test_sentencepiece_model_alone_tokenises_as_its_library(write_jsonl: Write, tmp_path: Path) -> None:
