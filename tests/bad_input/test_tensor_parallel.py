@@ -21,11 +21,18 @@ HEADS = "4 key-value heads"
 
 CASES = [
     (
-        [SIZE, RANKS],
+        [SIZE, RANKS, f"+{DEEPSPEED}.zero_optimization.offload_param.device=cpu"],
         f"{BLOCK}.autotp_size",
         "not_supported",
-        "both ZeRO-3 and AutoTP",
+        "AutoTP with ZeRO-3 was not tested with offload_param",
         "use stage 1 or 2",
+    ),
+    (
+        [SIZE, RANKS, f"+{DEEPSPEED}.zero_optimization.zero_hpz_partition_size=2"],
+        f"{BLOCK}.autotp_size",
+        "not_supported",
+        "not tested with zero_hpz_partition_size",
+        "remove one of them",
     ),
     (
         [*SOUND, f"{STAGE}=0", "actor_train.model_args.dtype=bf16"],

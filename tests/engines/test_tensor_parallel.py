@@ -64,14 +64,18 @@ PLAIN, ZERO_2 = (
     Case(2, False, tensor_parallel=SHARED, overlap=True, share_inputs=True),
 )
 BF16 = Case(1, False, dtype="bf16", tensor_parallel=SHARED)
-FP16, ADAPTED_FP16 = (Case(stage, stage == 2, dtype="fp16", tensor_parallel=SHARED) for stage in (1, 2))
+FP16, ADAPTED_FP16, FP16_3 = (Case(stage, stage == 2, dtype="fp16", tensor_parallel=SHARED) for stage in (1, 2, 3))
 COMPILED = Case(2, False, checkpointing="none", compiled=True, tensor_parallel=SHARED)
 ADAPTED = Case(1, True, tensor_parallel=SHARED)
 ADAPTED_2 = Case(2, True, checkpointing="attention", tensor_parallel=SHARED, overlap=True)
 OVER_TOKENS = Case(2, True, tensor_parallel=SHARED, sequence_parallel=2)
+ZERO_3 = Case(3, False, tensor_parallel=SHARED)
+ADAPTED_3 = Case(3, True, checkpointing="none", compiled=True, tensor_parallel=SHARED)
+BF16_3 = Case(3, False, dtype="bf16", tensor_parallel=SHARED)
 EXACT = [(1, PLAIN), (1, COMPILED), (2, ZERO_2), (1, ADAPTED), (2, ADAPTED_2), (1, OVER_TOKENS)]
+EXACT += [(2, ZERO_3), (1, ADAPTED_3)]
 """Runs in fp32, whose results are compared with plain PyTorch's. Each is a number of replicas and a case."""
-HALF = [(1, BF16), (1, FP16), (2, ADAPTED_FP16)]
+HALF = [(1, BF16), (1, FP16), (2, ADAPTED_FP16), (2, BF16_3), (1, FP16_3)]
 RUNS = [*EXACT, *HALF]
 QUICK = [(1, PLAIN)]
 
@@ -218,9 +222,15 @@ def test_16_bit_norm_is_of_the_whole_gradient(outcomes: Runs, plain: Plain, repl
 
 
 @pytest.mark.full
-def test_an_overflow_of_one_part_skips_the_update(batch: TrainBatch, model: Path, folder: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("case", [FP16, FP16_3], ids=identify)
+def test_an_overflow_of_one_part_skips_the_update(
+    batch: TrainBatch,  # noqa: F811
+    model: Path,
+    folder: Path,
+    case: Case,
+) -> None:
     work = works(batch, 1, SHARED)[False][0]
-    seen = run_ranks(overflown, SHARED, folder, model, work, folder / "overflow")
+    seen = run_ranks(overflown, SHARED, folder, case, model, work, folder / "overflow")
     for _, _, skipped, scale in seen:
         assert (skipped, scale) == ([0, 1, 1], [256, 256, 128]), "DeepSpeed halves the scale at the second overflow"
     before, after, _, _ = seen[0]
@@ -228,13 +238,13 @@ def test_an_overflow_of_one_part_skips_the_update(batch: TrainBatch, model: Path
 
 
 def overflown(
-    rank: Rank, model: Path, work: Work, folder: Path
+    rank: Rank, case: Case, model: Path, work: Work, folder: Path
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[float], list[float]]:
     """Return the weights (on rank 0) before and after two updates in which rank 1's part of one matrix overflows, and
     the skipped updates and loss scale of these two and of the one before.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with fp16_on_any_cpu(), trainer(FP16, model, rank, SEED) as strategy:
+    with fp16_on_any_cpu(), trainer(case, model, rank, SEED) as strategy:
         results = [strategy.train_step(work.first, LOSS, TEMPERATURE, 0)]
         before = tensors_of(strategy, False, folder)
         part = strategy._model.causal.get_submodule("model.layers.0.mlp.down_proj").weight

@@ -388,17 +388,17 @@ def _tensor_parallel_keys(block: TensorParallelConfig, where: str) -> Iterator[F
 def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
     """Check the size against the role's other keys."""
     size, stage, dtype = settings.tensor_parallel_size, settings.zero_optimization.stage, role.model_args.dtype
-    if stage == 3:
-        problem = f"{size}, but transformers cannot load weights into a model that both ZeRO-3 and AutoTP shard"
-        yield Fault(
-            where,
-            problem,
-            "use stage 1 or 2, or remove it: ZeRO-3 alone shards the weights over all ranks",
-            "not_supported",
-        )
     if stage == 0 and dtype != "fp32":
         problem = f"{size}, but in {dtype} DeepSpeed's stage 0 clips by the norm of only a part of the gradient"
         yield Fault(where, problem, "use stage 1 or 2", "not_supported")
+    zero = settings.zero_optimization
+    extra = zero.model_extra or {}
+    kept_on = {"offload_optimizer": zero.memory.optimizer_on, "offload_param": zero.memory.parameters_on}
+    away = [key for key, place in kept_on.items() if place != "none"]
+    away += [key for key in (*QUANTISED, "zero_hpz_partition_size") if extra.get(key) not in (None, False, 1)]
+    if stage == 3 and away:
+        problem = f"{size}, but AutoTP with ZeRO-3 was not tested with {' and '.join(away)}"
+        yield Fault(where, problem, "remove one of them, or use stage 1 or 2", "not_supported")
     for key in ("dropout", "lora_dropout"):
         if value := getattr(role.model_args, key):
             problem = (

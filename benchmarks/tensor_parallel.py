@@ -1,0 +1,270 @@
+"""Compares ways to share one model among GPUs, in roll's trainer on the same batches: ZeRO-3, AutoTP and sequence
+parallelism.
+
+    python benchmarks/tensor_parallel.py [--model tiny|0.5b|1.5b|7b] [--device cpu|cuda] [--ranks 2] [--texts 64]
+        [--tokens 1024] [--budget 16384] [--updates 5] [--only TEXT ...] [--json FILE]
+
+An update of supervised fine-tuning trains on TEXTS texts of about TOKENS tokens each, in micro-batches of at most
+BUDGET tokens. Every layer is recomputed in the backward pass, and none is compiled. The ways run one after another in
+one call, those with other groups of ranks in other processes; those with both AutoTP and sequence parallelism need four
+ranks, and fp16 needs GPUs. The losses are compared
+with those of the first way with the same precision and adapter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from roll.types import TrainBatch
+
+WARM_UP = 2
+COLLECTIVE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the ranks share the model."""
+
+    stage: int
+    dtype: str
+    lora: bool
+    tensor: int = 1
+    """Number of ranks that split the layers."""
+    sequence: int = 1
+    """Number of ranks that split the tokens."""
+
+    @property
+    def name(self) -> str:
+        """Name in the table."""
+        parts = [f"ZeRO-{self.stage}"] + [f"AutoTP {self.tensor}"] * (self.tensor > 1)
+        parts += [f"sequences over {self.sequence}"] * (self.sequence > 1)
+        return f"{' + '.join(parts)}, {'LoRA' if self.lora else 'all weights'}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every rank trains."""
+
+    model: str
+    """Folder of the model."""
+    device: str
+    ranks: int
+    port: int
+    texts: int
+    tokens: int
+    budget: int
+    updates: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The figures of a way, on one rank."""
+
+    losses: list[float]
+    seconds: list[float]
+    skipped: int
+    """Number of updates that fp16's loss scale skipped."""
+    peak_bytes: int
+    """Peak of allocated memory on the rank's GPU; 0 on the CPU."""
+
+
+def ways(device: str, ranks: int) -> list[Way]:
+    """Return the ways that a device and a number of ranks allow."""
+    on_gpu = device == "cuda"
+    out = []
+    for dtype in ("bf16", "fp16") if on_gpu else ("fp32",):
+        for lora in (False, True):
+            if dtype == "fp16" and not lora:
+                continue
+            out += [Way(3, dtype, lora), Way(1, dtype, lora, tensor=2)]
+            if dtype != "fp16":
+                out.append(Way(3, dtype, lora, sequence=2))
+                out += [Way(1, dtype, lora, tensor=2, sequence=2)] * (ranks % 4 == 0)
+    return out
+
+
+def write_model(folder: Path, shape: str, dtype: str) -> None:
+    """Write a model with random weights, whose key-value heads two ranks can share."""
+    from benchmarks import models
+
+    models.SHAPES[shape]["num_key_value_heads"] = max(2, models.SHAPES[shape]["num_key_value_heads"])
+    models.write(folder, shape, prompts=1, dtype=dtype)
+
+
+def batch_of(work: Work, seed: int) -> TrainBatch:
+    """Return a batch of random texts, all of whose tokens but the first are learnt."""
+    from roll.data import packing
+
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(work.tokens // 2, work.tokens * 3 // 2, work.texts).tolist()
+    rows = [generator.integers(0, 256, length).astype(np.int32) for length in lengths]
+    sequences = packing.concatenate(rows, [np.arange(length) >= 1 for length in lengths])
+    zeros = np.zeros(len(sequences.token_ids), np.float32)
+    ones = sequences.response_mask.astype(np.float32)
+    return TrainBatch(sequences, ones, zeros, np.zeros(len(zeros), np.int32), None)
+
+
+def settings_of(work: Work, way: Way) -> Any:
+    """Return the `TrainSettings` of a way."""
+    from roll.config.schema.model import ModelConfig, TrainingConfig
+    from roll.models.load import load_policy
+    from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
+
+    model = {"dtype": way.dtype, "gradient_checkpointing": "all", "compile_layers": False}
+    model |= {"lora_target": "all-linear" if way.lora else None, "lora_rank": 16, "lora_alpha": 32.0}
+    shared = {"zero_optimization": {"stage": way.stage}, "sequence_parallel_size": way.sequence}
+    shared |= {"tensor_parallel": {"autotp_size": way.tensor}, "fp16": {"initial_scale_power": 12}}
+    return TrainSettings(
+        work.model,
+        ModelConfig.model_validate(model),
+        TrainingConfig.model_validate({"learning_rate": 1e-4, "adam_epsilon": 1e-6}),
+        DeepSpeedConfig.model_validate(shared),
+        max_grad_norm=1.0,
+        total_updates=work.updates,
+        token_budget=work.budget,
+        seed=0,
+        load=load_policy,
+    )
+
+
+def trained(work: Work, way: Way, number: int) -> Curve:
+    """Train with one way on this rank. The process group stays open."""
+    import torch
+
+    from roll.algorithms.losses import NegativeLogLikelihood
+    from roll.backend import Rank
+    from roll.training.actor_train import TrainShape, merge, micro_batches_of
+    from roll.training.deepspeed.strategy import DeepSpeedTrain
+
+    rank = Rank("sft_train", number, work.ranks, "127.0.0.1", work.port, work.device, COLLECTIVE_SECONDS)
+    strategy = DeepSpeedTrain(settings_of(work, way), rank)
+    if work.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    width, loss, shape = (
+        way.tensor * way.sequence,
+        NegativeLogLikelihood(),
+        TrainShape(1, 1, work.budget, "token-mean", 1.0),
+    )
+    losses, seconds, skipped = [], [], 0
+    for update in range(work.updates):
+        batch = batch_of(work, update % 2)
+        mine = micro_batches_of(batch, range(len(batch)), work.ranks // width, shape)[number // width]
+        torch.distributed.barrier()
+        begin = time.perf_counter()
+        result = strategy.train_step([mine], loss, 1.0, update)
+        if work.device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+        everyone: list[Any] = [None] * work.ranks
+        torch.distributed.all_gather_object(everyone, result)
+        said = merge(everyone[::width])
+        losses.append(said["sft/loss"])
+        skipped += int(said[f"{loss.metric_prefix}/skipped_updates"])
+    peak = torch.cuda.max_memory_allocated() if work.device == "cuda" else 0
+    with mock.patch.object(torch.distributed, "destroy_process_group"):
+        strategy.close()
+    return Curve(losses, seconds, skipped, peak)
+
+
+def on_rank(work: Work, chosen: list[Way], number: int) -> list[Curve]:
+    """Train with all ways, one after another. They have the same groups of ranks, which DeepSpeed keeps in globals."""
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(work.ranks), "LOCAL_RANK": "0", "DS_ACCELERATOR": work.device}
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+    import torch
+
+    if work.device == "cpu":
+        torch.set_num_threads(1)
+    out = []
+    for way in chosen:
+        out.append(trained(work, way, number))
+        gc.collect()
+        if work.device == "cuda":
+            torch.cuda.empty_cache()
+        if number == 0:
+            print(f"{way.name}: {out[-1]}", flush=True)
+    return out
+
+
+def table(chosen: list[Way], by_way: dict[Way, list[Curve]]) -> str:
+    """Return the table in Markdown."""
+    lines = ["| | s per update | GiB | loss, largest difference | skipped |", "|---|---|---|---|---|"]
+    first: dict[tuple[str, bool], list[float]] = {}
+    for way in chosen:
+        curves = by_way[way]
+        seconds = statistics.median(map(max, zip(*(curve.seconds[WARM_UP:] for curve in curves), strict=True)))
+        peak = max(curve.peak_bytes for curve in curves) / 2**30
+        losses = curves[0].losses
+        against = first.setdefault((way.dtype, way.lora), losses)
+        far = max(abs(a - b) for a, b in zip(losses, against, strict=True))
+        said = f"{losses[-1]:.4f}" if against is losses else f"{losses[-1]:.4f}, {far:.1e}"
+        lines.append(f"| {way.name} | {seconds:.3f} | {peak:.1f} | {said} | {curves[0].skipped} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure and print."""
+    options = parse()
+    chosen = [way for way in ways(options.device, options.ranks) if any(text in way.name for text in options.only)]
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context) as alone:  # this process must hold no GPU memory
+            dtype = "bfloat16" if options.device == "cuda" else "float32"
+            alone.submit(write_model, Path(folder) / "model", options.model, dtype).result()
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        work = Work(
+            f"{folder}/model",
+            options.device,
+            options.ranks,
+            port,
+            options.texts,
+            options.tokens,
+            options.budget,
+            options.updates,
+        )
+        by_way: dict[Way, list[Curve]] = {}
+        for sizes in sorted({(way.tensor, way.sequence) for way in chosen}):
+            alike = [way for way in chosen if (way.tensor, way.sequence) == sizes]
+            with ProcessPoolExecutor(work.ranks, mp_context=context) as ranks:
+                by_rank = list(ranks.map(partial(on_rank, work, alike), range(work.ranks)))
+            by_way |= {way: [curves[at] for curves in by_rank] for at, way in enumerate(alike)}
+    print(table(chosen, by_way))
+    if options.json:
+        figures = {way.name: list(map(asdict, curves)) for way, curves in by_way.items()}
+        options.json.write_text(json.dumps({"work": asdict(work), "ways": figures}))
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("tiny", "0.5b", "1.5b", "7b"), default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--budget", type=int, default=16384)
+    parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="ways whose name contains one of these")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
