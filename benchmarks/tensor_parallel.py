@@ -2,13 +2,13 @@
 parallelism.
 
     python benchmarks/tensor_parallel.py [--model tiny|0.5b|1.5b|7b] [--device cpu|cuda] [--ranks 2] [--texts 64]
-        [--tokens 1024] [--budget 16384] [--updates 5] [--only TEXT ...] [--json FILE]
+        [--tokens 1024] [--budget 16384] [--updates 5] [--compiled] [--only TEXT ...] [--json FILE]
 
 An update of supervised fine-tuning trains on TEXTS texts of about TOKENS tokens each, in micro-batches of at most
-BUDGET tokens. Every layer is recomputed in the backward pass, and none is compiled. The ways run one after another in
-one call, those with other groups of ranks in other processes; those with both AutoTP and sequence parallelism need four
-ranks, and fp16 needs GPUs. The losses are compared
-with those of the first way with the same precision and adapter.
+BUDGET tokens. Every layer is recomputed in the backward pass, and with `--compiled` compiled, as runs on GPUs do by
+default. The ways run one after another in one call, those with other groups of ranks in other processes. Ways with both
+AutoTP and sequence parallelism need four ranks, and fp16 needs GPUs. The losses are compared with those of the first
+way with the same precision and adapter.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Work:
     tokens: int
     budget: int
     updates: int
+    compiled: bool
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def ways(device: str, ranks: int) -> list[Way]:
         for lora in (False, True):
             if dtype == "fp16" and not lora:
                 continue
-            out += [Way(3, dtype, lora), Way(1, dtype, lora, tensor=2)]
+            out += [Way(3, dtype, lora), Way(1, dtype, lora, tensor=2), Way(3, dtype, lora, tensor=2)]
             if dtype != "fp16":
                 out.append(Way(3, dtype, lora, sequence=2))
                 out += [Way(1, dtype, lora, tensor=2, sequence=2)] * (ranks % 4 == 0)
@@ -126,7 +127,7 @@ def settings_of(work: Work, way: Way) -> Any:
     from roll.models.load import load_policy
     from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
 
-    model = {"dtype": way.dtype, "gradient_checkpointing": "all", "compile_layers": False}
+    model = {"dtype": way.dtype, "gradient_checkpointing": "all", "compile_layers": work.compiled}
     model |= {"lora_target": "all-linear" if way.lora else None, "lora_rank": 16, "lora_alpha": 32.0}
     shared = {"zero_optimization": {"stage": way.stage}, "sequence_parallel_size": way.sequence}
     shared |= {"tensor_parallel": {"autotp_size": way.tensor}, "fp16": {"initial_scale_power": 12}}
@@ -237,6 +238,7 @@ def main() -> int:
             options.tokens,
             options.budget,
             options.updates,
+            options.compiled,
         )
         by_way: dict[Way, list[Curve]] = {}
         for sizes in sorted({(way.tensor, way.sequence) for way in chosen}):
@@ -261,6 +263,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--budget", type=int, default=16384)
     parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--compiled", action="store_true", help="compile the layers")
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="ways whose name contains one of these")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
