@@ -159,7 +159,10 @@ def engine_processes(driver: int) -> list[psutil.Process]:
                     found.extend([] if worker in found else [worker])
         return bool(found)
 
-    limits.until(looks, "an engine has a process of vLLM")
+    def names() -> list[str]:
+        return [child.name() for child in psutil.Process(driver).children(recursive=True)]
+
+    limits.until(looks, "an engine has a process of vLLM", found=names)
     return found
 
 

@@ -36,12 +36,8 @@ class EngineProcess(ForkServerProcess):
 
     def run(self) -> None:
         """See `multiprocessing.Process`."""
-        # Variables that are equal stay where they are: setproctitle, which vLLM calls, looks for them there.
-        for name in os.environ.keys() - self._environment.keys():
-            del os.environ[name]
-        for name, value in self._environment.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(self._environment)
         gc.freeze()
         gc.enable()  # disabled by the fork server
         super().run()
