@@ -340,8 +340,8 @@ class DeepSpeedTrain:
         model_args, compiled = settings.model_args, compiles(settings.model_args, rank.device == "cuda")
         deepspeed_keys = self._held.enter_context(own_swap(settings.deepspeed, rank))
         config = engine_config(deepspeed_keys, model_args.dtype, settings.max_grad_norm, compiled)
-        # Must outlive the engine. While this object exists, from_pretrained shards models during loading (ZeRO-3), but
-        # not if it is to load the parts of AutoTP too. DeepSpeed takes these from the sharded model.
+        # Must outlive the engine. While this object exists, from_pretrained shards models during loading (ZeRO-3). With
+        # `tensor_parallel`, it would raise NotImplementedError; the engine splits the sharded model for AutoTP.
         by_zero = {key: value for key, value in config.items() if key != "tensor_parallel"}
         self._shards_at_load = HfDeepSpeedConfig(by_zero) if settings.deepspeed.zero_optimization.stage == 3 else None
         announce("loading the model")
