@@ -18,6 +18,8 @@ RANKS = "+actor_train.world_size=2"
 SOUND = [SIZE, f"{STAGE}=2", RANKS]
 BLOCK = "actor_train.strategy_args.strategy_config.tensor_parallel"
 HEADS = "4 key-value heads"
+ON_GPUS = ["+actor_train.device_mapping=[0,1]", "~actor_train.world_size"]
+"""ZeRO++ quantises only on GPUs."""
 
 CASES = [
     (
@@ -26,6 +28,13 @@ CASES = [
         "not_supported",
         "AutoTP with ZeRO-3 was not tested with offload_param",
         "use stage 1 or 2",
+    ),
+    (
+        [*SOUND, f"{STAGE}=3", f"+{DEEPSPEED}.zero_optimization.zero_quantized_weights=true", *ON_GPUS],
+        f"{BLOCK}.autotp_size",
+        "not_supported",
+        "not tested with zero_quantized_weights",
+        "remove one of them",
     ),
     (
         [SIZE, RANKS, f"+{DEEPSPEED}.zero_optimization.zero_hpz_partition_size=2"],

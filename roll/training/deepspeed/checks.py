@@ -395,7 +395,8 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
     extra = zero.model_extra or {}
     kept_on = {"offload_optimizer": zero.memory.optimizer_on, "offload_param": zero.memory.parameters_on}
     away = [key for key, place in kept_on.items() if place != "none"]
-    away += [key for key in (*QUANTISED, "zero_hpz_partition_size") if extra.get(key) not in (None, False, 1)]
+    away += [key for key in QUANTISED if extra.get(key) is True]
+    away += ["zero_hpz_partition_size"] * (zero.memory.secondary_ranks > 1)
     if stage == 3 and away:
         problem = f"{size}, but AutoTP with ZeRO-3 was not tested with {' and '.join(away)}"
         yield Fault(where, problem, "remove one of them, or use stage 1 or 2", "not_supported")
