@@ -30,6 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from roll.config.derived.devices import visible_devices
+
 TEXTS_A_ROW = 4
 MAX_GRAD_NORM = 0.5
 LEARNING_RATE, EPSILON = 1e-3, 1e-3
@@ -282,7 +284,7 @@ def one_process(work: Work) -> Curve:
 def on_rank(work: Work, compare: bool, rank: int) -> list[Curve]:
     """Train in both ways, one after another, in one process group."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(work.ranks), "LOCAL_RANK": "0", "DS_ACCELERATOR": work.device}
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([rank], os.environ.get("CUDA_VISIBLE_DEVICES"))
     if work.device == "cpu":
         torch.set_num_threads(1)
     import deepspeed

@@ -31,6 +31,7 @@ from unittest import mock
 
 import numpy as np
 
+from roll.config.derived.devices import visible_devices
 from roll.types import TrainBatch
 
 WARM_UP = 2
@@ -186,7 +187,7 @@ def trained(work: Work, way: Way, number: int) -> Curve:
 def on_rank(work: Work, chosen: list[Way], number: int) -> list[Curve]:
     """Train with all ways, one after another. They have the same groups of ranks, which DeepSpeed keeps in globals."""
     os.environ |= {"RANK": str(number), "WORLD_SIZE": str(work.ranks), "LOCAL_RANK": "0", "DS_ACCELERATOR": work.device}
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([number], os.environ.get("CUDA_VISIBLE_DEVICES"))
     import torch
 
     if work.device == "cpu":
