@@ -5,8 +5,8 @@ without roll's trainer. One call measures both, and one process in float64 if `-
         [--tokens 4096] [--updates 5] [--check] [--json FILE]
 
 An update trains on ROWS rows of exactly TOKENS tokens, each with four texts: a pipeline's stages exchange tensors of
-one shape. On GPUs, every layer is recomputed in the backward pass; none is compiled. Embedding and output matrix are
-separate. With ZeRO-3 the ranks share the rows.
+one shape. Every layer is recomputed in the backward pass; none is compiled. Embedding and output matrix are separate.
+With ZeRO-3 the ranks share the rows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import multiprocessing
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from roll.config.derived.devices import visible_devices
+from benchmarks.ranks import on_ranks
 
 TEXTS_A_ROW = 4
 MAX_GRAD_NORM = 0.5
@@ -136,17 +133,16 @@ class Head(nn.Module):
 class Whole(nn.Module):
     """All parts, one after another."""
 
-    def __init__(self, parts: list[Any], recompute: bool) -> None:
+    def __init__(self, parts: list[Any]) -> None:
         super().__init__()
         self.parts: Any = nn.ModuleList(parts)
-        self.recompute = recompute
 
     def forward(self, inputs: tuple[Tensor, Tensor, Tensor], labels: Tensor) -> Tensor:
         """Return the mean loss of a row."""
         first, *layers, head = self.parts
         states = first(inputs)
         for layer in layers:
-            states = checkpoint(layer, states, use_reentrant=False) if self.recompute else layer(states)
+            states = checkpoint(layer, states, use_reentrant=False)
         return head.loss(head(states), labels)
 
 
@@ -201,11 +197,15 @@ def pipeline(work: Work, rank: int, compare: bool) -> Curve:
     """Train with one stage on each rank."""
     import deepspeed
     from deepspeed.pipe import PipelineModule
+    from deepspeed.runtime.activation_checkpointing.checkpointing import non_reentrant_checkpoint
 
     parts, names = parts_of(work, work.dtype)
-    loss = parts[-1].loss
     module = PipelineModule(
-        parts, num_stages=work.ranks, loss_fn=loss, activation_checkpoint_interval=int(work.device == "cuda")
+        parts,
+        num_stages=work.ranks,
+        loss_fn=parts[-1].loss,
+        activation_checkpoint_interval=1,
+        activation_checkpoint_func=non_reentrant_checkpoint,  # the usual one gives the embedding no gradient
     )
     del parts
     optimizer, config = adamw(module), deepspeed_config(work, 1, work.rows)
@@ -222,7 +222,7 @@ def zero3(work: Work, rank: int, compare: bool) -> Curve:
     import deepspeed
 
     parts, names = parts_of(work, work.dtype)
-    model = Whole(parts, work.device == "cuda")
+    model = Whole(parts)
     del parts
     optimizer, config = adamw(model), deepspeed_config(work, 3, work.rows // work.ranks)
     engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
@@ -267,7 +267,7 @@ def measured(work: Work, engine: Any, update: Any, weights: Any) -> Curve:
 def one_process(work: Work) -> Curve:
     """Train in one process, in float64."""
     parts, names = parts_of(work, "float64")
-    model = Whole(parts, recompute=False)
+    model = Whole(parts)
     optimizer = adamw(model)
     losses, norms = [], []
     for number in range(work.updates):
@@ -283,10 +283,6 @@ def one_process(work: Work) -> Curve:
 
 def on_rank(work: Work, compare: bool, rank: int) -> list[Curve]:
     """Train in both ways, one after another, in one process group."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(work.ranks), "LOCAL_RANK": "0", "DS_ACCELERATOR": work.device}
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([rank], os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if work.device == "cpu":
-        torch.set_num_threads(1)
     import deepspeed
 
     backend, place = "nccl" if work.device == "cuda" else "gloo", f"file://{work.folder}/rendezvous"
@@ -298,6 +294,8 @@ def on_rank(work: Work, compare: bool, rank: int) -> list[Curve]:
         if work.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         out.append(train(work, rank, compare))
+        if rank == 0:
+            print(f"{train.__name__}: {' '.join(f'{seconds:.3f}' for seconds in out[-1].seconds)} s", flush=True)
         gc.collect()
     return out
 
@@ -319,9 +317,7 @@ def main() -> int:
     options = parse()
     with tempfile.TemporaryDirectory() as folder:
         work = Work(options.model, options.device, options.ranks, options.rows, options.tokens, options.updates, folder)
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(work.ranks, mp_context=context) as ranks:
-            by_rank = list(ranks.map(partial(on_rank, work, options.check), range(work.ranks)))
+        by_rank = on_ranks(on_rank, work.ranks, work.device, work, options.check)
     for number, name in enumerate(("ZeRO-3", "pipeline")):
         seconds = statistics.median(max(curves[number].seconds[WARM_UP:]) for curves in by_rank)
         peak = max(curves[number].peak_bytes for curves in by_rank) / 2**30

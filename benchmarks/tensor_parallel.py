@@ -16,22 +16,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import multiprocessing
-import os
 import socket
 import statistics
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from roll.config.derived.devices import visible_devices
+from benchmarks.ranks import on_ranks
 from roll.types import TrainBatch
 
 WARM_UP = 2
@@ -101,8 +97,8 @@ def ways(device: str, ranks: int) -> list[Way]:
     return out
 
 
-def write_model(folder: Path, shape: str, dtype: str) -> None:
-    """Write a model with random weights, whose key-value heads two ranks can share."""
+def write_model(folder: Path, shape: str, dtype: str, _rank: int) -> None:
+    """Write a model with random weights, whose key-value heads two ranks can share. This takes memory of the GPU."""
     from benchmarks import models
 
     models.SHAPES[shape]["num_key_value_heads"] = max(2, models.SHAPES[shape]["num_key_value_heads"])
@@ -186,12 +182,8 @@ def trained(work: Work, way: Way, number: int) -> Curve:
 
 def on_rank(work: Work, chosen: list[Way], number: int) -> list[Curve]:
     """Train with all ways, one after another. They have the same groups of ranks, which DeepSpeed keeps in globals."""
-    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(work.ranks), "LOCAL_RANK": "0", "DS_ACCELERATOR": work.device}
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([number], os.environ.get("CUDA_VISIBLE_DEVICES"))
     import torch
 
-    if work.device == "cpu":
-        torch.set_num_threads(1)
     out = []
     for way in chosen:
         out.append(trained(work, way, number))
@@ -224,10 +216,8 @@ def main() -> int:
     options = parse()
     chosen = [way for way in ways(options.device, options.ranks) if any(text in way.name for text in options.only)]
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=context) as alone:  # this process must hold no GPU memory
-            dtype = "bfloat16" if options.device == "cuda" else "float32"
-            alone.submit(write_model, Path(folder) / "model", options.model, dtype).result()
+        dtype = "bfloat16" if options.device == "cuda" else "float32"
+        on_ranks(write_model, 1, options.device, Path(folder) / "model", options.model, dtype)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         work = Work(
@@ -244,8 +234,7 @@ def main() -> int:
         by_way: dict[Way, list[Curve]] = {}
         for sizes in sorted({(way.tensor, way.sequence) for way in chosen}):
             alike = [way for way in chosen if (way.tensor, way.sequence) == sizes]
-            with ProcessPoolExecutor(work.ranks, mp_context=context) as ranks:
-                by_rank = list(ranks.map(partial(on_rank, work, alike), range(work.ranks)))
+            by_rank = on_ranks(on_rank, work.ranks, work.device, work, alike)
             by_way |= {way: [curves[at] for curves in by_rank] for at, way in enumerate(alike)}
     print(table(chosen, by_way))
     if options.json:
