@@ -127,7 +127,7 @@ def settings_of(work: Work, way: Way) -> Any:
     model = {"dtype": way.dtype, "gradient_checkpointing": "all", "compile_layers": work.compiled}
     model |= {"lora_target": "all-linear" if way.lora else None, "lora_rank": 16, "lora_alpha": 32.0}
     shared = {"zero_optimization": {"stage": way.stage}, "sequence_parallel_size": way.sequence}
-    shared |= {"tensor_parallel": {"autotp_size": way.tensor}, "fp16": {"initial_scale_power": 12}}
+    shared |= {"tensor_parallel": {"autotp_size": way.tensor}, "fp16": {"initial_scale_power": 16}}
     return TrainSettings(
         work.model,
         ModelConfig.model_validate(model),
@@ -188,6 +188,7 @@ def on_rank(work: Work, chosen: list[Way], number: int) -> list[Curve]:
     for way in chosen:
         out.append(trained(work, way, number))
         gc.collect()
+        torch.compiler.reset()  # a process compiles a function a limited number of times
         if work.device == "cuda":
             torch.cuda.empty_cache()
         if number == 0:
