@@ -14,6 +14,7 @@ REWARDS: Mapping[str, bool] = {
     "crossthinkqa": False,
     "exact_match": False,
     "ifeval": False,
+    "last_number": False,
     "length_penalty": False,
     "math_rule": False,
     "math_steps": True,

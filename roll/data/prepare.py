@@ -2,10 +2,6 @@
 examples read. The set `roll` stands for all files of ROLL's RLVR examples, `roll:DOMAIN` for one of them.
 
 Exit status: 0 done, 2 the set cannot be read or written, 3 failed otherwise, 130 interrupted.
-
-The public data sets of `python -m roll.data.prepare`: their Hub names, and pure functions that convert their rows.
-
-The columns are those that the sets' pages on the Hub list.
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ import argparse
 import hashlib
 import json
 import random
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from roll.algorithms.methods import declared
 from roll.data.json_text import parsed
-from roll.data.public_rows import BOX, AnotherLayout, LeftOut, PreparedRow, messages_at, number_at, text_at
+from roll.data.public_rows import AnotherLayout, LeftOut, PreparedRow
+from roll.data.public_sets import SETS, PublicSet
 from roll.data.roll_files import ROLL_FILES, RollFile
 from roll.errors import DataError, Fault
 from roll.registry import imported
@@ -34,121 +30,6 @@ from roll.system.own_folder import new_folder, own_folder
 
 if TYPE_CHECKING:
     from roll.data.sources import Source
-
-CALCULATION = re.compile(r"<<[^<>]*>>")
-"""GSM8K's calculator annotations: `48/2 = <<48/2=24>>24`."""
-NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
-MARK = "####"
-"""Mark before the final answer in GSM8K."""
-
-
-@dataclass(frozen=True)
-class PublicSet:
-    """One data set of the Hub."""
-
-    hub_name: str
-    """`owner/name` or `owner/name:config`."""
-    train: str
-    """Name of the training split. Some of its rows are held out for validation."""
-    test: str
-    """Name of the test split."""
-    convert: Callable[[Mapping[str, Any]], PreparedRow]
-    """Converts a row. Raises LeftOut or AnotherLayout."""
-    holds: str
-    """The resulting columns, and the pipelines that read them."""
-
-
-def gsm8k(row: Mapping[str, Any]) -> PreparedRow:
-    """Convert a problem of GSM8K (arXiv 2110.14168) to a prompt with its reference answer and a worked solution.
-
-    `ground_truth` is the number after `####`, without thousands separators. `response` is the solution without the
-    calculator annotations, with the number in a box.
-
-    Raises:
-        LeftOut: there is no number after `####`.
-        AnotherLayout: `question` or `answer` is not a text.
-    """
-    question, answer = text_at(row, "question").strip(), text_at(row, "answer")
-    solution, mark, last = answer.rpartition(MARK)
-    number = last.strip().removeprefix("$").replace(",", "")
-    if not mark or not NUMBER.fullmatch(number):
-        raise LeftOut(f"without a number after '{MARK}'")
-    steps = CALCULATION.sub("", solution).strip()
-    return PreparedRow(
-        question,
-        {
-            "prompt": f"{question}\n{BOX}",
-            "response": f"{steps}\nThe final answer is \\boxed{{{number}}}.",
-            "ground_truth": number,
-            "tag": "math_rule",
-        },
-    )
-
-
-def preferences(row: Mapping[str, Any]) -> PreparedRow:
-    """Convert a pair of UltraFeedback (arXiv 2310.01377) to the conversation, both responses, and the difference of
-    their scores.
-
-    `chosen` and `rejected` must be whole conversations that differ only in the last message; `score_chosen` and
-    `score_rejected` must be numbers.
-
-    Raises:
-        LeftOut: a response is empty, the responses are the same, or the chosen response does not have the higher score.
-        AnotherLayout: the columns are different.
-    """
-    chosen, rejected = (messages_at(row, column) for column in ("chosen", "rejected"))
-    if chosen[:-1] != rejected[:-1] or len(chosen) < 2:
-        raise AnotherLayout("'chosen' and 'rejected' are not conversations that differ only in their last message")
-    better, worse = chosen[-1]["content"], rejected[-1]["content"]
-    margin = number_at(row, "score_chosen") - number_at(row, "score_rejected")
-    if not better.strip() or not worse.strip():
-        raise LeftOut("with an empty response")
-    if better == worse:
-        raise LeftOut("with the same response twice")
-    if margin <= 0:
-        raise LeftOut("whose chosen response does not have the higher score")
-    return PreparedRow(
-        repr(chosen[:-1]), {"messages": chosen[:-1], "chosen": better, "rejected": worse, "margin": margin}
-    )
-
-
-def conversation(row: Mapping[str, Any]) -> PreparedRow:
-    """Convert a conversation whose last message is the assistant's.
-
-    Raises:
-        LeftOut: the conversation ends with another message, has no question, or has an empty message that is not the
-            system message.
-        AnotherLayout: `messages` is not a list of messages.
-    """
-    messages = messages_at(row, "messages")
-    if messages[-1]["role"] != "assistant" or len(messages) < 2:
-        raise LeftOut("that do not end with an answer of the assistant")
-    if not all(message["content"].strip() for message in messages if message["role"] != "system"):
-        raise LeftOut("with an empty message")
-    return PreparedRow(repr(messages[:-1]), {"messages": messages})
-
-
-SETS: Mapping[str, PublicSet] = {
-    "gsm8k": PublicSet(
-        "openai/gsm8k:main",
-        "train",
-        "test",
-        gsm8k,
-        "prompt, response, ground_truth, tag: for rlvr, sft, distill and roll.evaluate",
-    ),
-    "ultrafeedback": PublicSet(
-        "HuggingFaceH4/ultrafeedback_binarized",
-        "train_prefs",
-        "test_prefs",
-        preferences,
-        "messages, chosen, rejected, margin: for dpo and reward_model",
-    ),
-    "capybara": PublicSet("trl-lib/Capybara", "train", "test", conversation, "messages: for sft and distill"),
-    "ultrachat": PublicSet(
-        "HuggingFaceH4/ultrachat_200k", "train_sft", "test_sft", conversation, "messages: for sft and distill"
-    ),
-}
-
 
 ROLL = "roll"
 """Name of the set of all files of ROLL's examples."""
@@ -290,17 +171,24 @@ def write_set(wish: SetRequest) -> WrittenRows:
     public = SETS[wish.name]
     with _atomic_folder(wish.output) as folder:
         seen: set[bytes] = set()
-        tested, test_left_out = _write(folder / TEST, _rows(wish, public, public.test), seen)
-        usable, train_left_out = _write(folder / TRAIN, _rows(wish, public, public.train), seen)
-        for split, rows, least in ((public.test, tested, 1), (public.train, usable, wish.validation + 1)):
-            if rows < least:
-                problem = f"{rows} rows of the split '{split}' can be used, but at least {least} are needed"
-                raise DataError(
-                    Fault(wish.source, problem, "give a larger copy of the set, or a smaller --validation", "too_small")
-                )
-        _hold_out(folder, frozenset(random.Random(wish.seed).sample(range(usable), wish.validation)))
-    rows = {TRAIN: usable - wish.validation, VALIDATION: wish.validation, TEST: tested}
-    return WrittenRows(rows, {public.train: train_left_out, public.test: test_left_out})
+        tested, left_out = _write_split(wish, public.test, folder / TEST, seen, 1)
+        done = WrittenRows({TEST: tested}, {public.test: left_out})
+        if public.train:
+            usable, left_out = _write_split(wish, public.train, folder / TRAIN, seen, wish.validation + 1)
+            _hold_out(folder, frozenset(random.Random(wish.seed).sample(range(usable), wish.validation)))
+            rows = {TRAIN: usable - wish.validation, VALIDATION: wish.validation, **done.rows}
+            done = WrittenRows(rows, {public.train: left_out, **done.left_out})
+    return done
+
+
+def _write_split(wish: SetRequest, split: str, file: Path, seen: set[bytes], least: int) -> tuple[int, Counter[str]]:
+    """Write the rows of a split, as `_write` does. Raises DataError if there are fewer than `least`."""
+    rows, left_out = _write(file, _rows(wish, SETS[wish.name], split), seen)
+    if rows < least:
+        problem = f"{rows} rows of the split '{split}' can be used, but at least {least} are needed"
+        remedy = "give a larger copy of the set, or a smaller --validation"
+        raise DataError(Fault(wish.source, problem, remedy, "too_small"))
+    return rows, left_out
 
 
 def rows_summary(wish: SetRequest, prepared: WrittenRows) -> str:
@@ -416,10 +304,8 @@ def _rows(wish: SetRequest, public: PublicSet, split: str) -> Iterator[PreparedR
     Raises:
         DataError: the source cannot be read, or a row does not have the layout of the set.
     """
-    remedy = (
-        f"give --source a folder with a copy of {public.hub_name}, splits {public.train} and {public.test}; or check "
-        f"the network"
-    )
+    splits = f"splits {public.train} and {public.test}" if public.train else f"split {public.test}"
+    remedy = f"give --source a folder with a copy of {public.hub_name}, {splits}; or check the network"
     sources = _found(wish.source, split, remedy)
     return (row for _, row in _converted(sources, public.convert, public.hub_name))
 

@@ -10,20 +10,20 @@ import datasets
 import numpy as np
 import pytest
 
-from roll.data.prepare import (
+from roll.data.prepare import TEST, TRAIN, VALIDATION, SetRequest, main, write_set
+from roll.data.public_rows import AnotherLayout, LeftOut
+from roll.data.public_sets import (
     SETS,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    SetRequest,
     conversation,
     gsm8k,
-    main,
+    gsm8k_marked,
+    instruction_of_ifeval,
     preferences,
-    write_set,
+    task_of_humaneval,
+    task_of_mbpp,
 )
-from roll.data.public_rows import AnotherLayout, LeftOut
 from roll.rewards.answers import last_boxed
+from roll.rewards.functions.code_sandbox import code_sandbox
 from roll.rewards.functions.math_rule import math_rule
 from roll.types import Prompt
 from tests.unit.data.public_copies import gsm8k_row, pair_row, write_capybara, write_gsm8k, write_ultrafeedback
@@ -50,6 +50,39 @@ def test_a_problem_of_gsm8k_by_hand() -> None:
         "ground_truth": "72",
         "tag": "math_rule",
     }
+
+
+def test_marked_answers_stand_after_the_mark() -> None:
+    row = gsm8k_marked({"question": "How many?", "answer": "Ann sold 48/2 = <<48/2=24>>24.\n#### 1,024"})
+    assert row.columns == {
+        "prompt": 'How many?\nReason step by step, and write the final answer after "####".',
+        "response": "Ann sold 48/2 = 24.\n#### 1024",
+        "ground_truth": "1024",
+        "tag": "gsm8k",
+    }
+
+
+def test_solutions_of_tasks_pass_their_cases() -> None:
+    text = {"text": "Write add.", "code": "def add(a, b):\n    return a + b", "test_setup_code": "import math"}
+    tests = ["assert add(1, 2) == 3", "assert add(0, 0) == math.floor(0.5)"]
+    start = {
+        "prompt": 'def add(a, b):\n    """Add."""\n',
+        "entry_point": "add",
+        "canonical_solution": "    return a + b\n",
+    }
+    check = {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(0, 0) == 0\n"}
+    for row in (task_of_mbpp(text | {"test_list": tests}), task_of_humaneval(start | check)):
+        prompt = Prompt(0, np.array([1]), str(row.columns["prompt"]), "code_sandbox", row.columns)
+        right = str(row.columns["response"])
+        assert code_sandbox(prompt, right, row.columns).value == 1.0
+        assert code_sandbox(prompt, right.replace("a + b", "max(a, b) * 1"), row.columns).value == 0.5
+
+
+def test_instructions_lose_the_padding_of_their_settings() -> None:
+    row = {"prompt": "Write.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{"num_words": None}]}
+    assert instruction_of_ifeval(row).columns["kwargs"] == [{}]
+    with pytest.raises(AnotherLayout, match="same length"):
+        instruction_of_ifeval(row | {"kwargs": []})
 
 
 @pytest.mark.parametrize(

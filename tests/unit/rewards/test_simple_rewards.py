@@ -14,6 +14,7 @@ from roll.rewards.answers import final_text, last_boxed
 from roll.rewards.base import REWARDS, load_reward, reward_of, rewards_of
 from roll.rewards.choices import letter_of, stated_letter
 from roll.rewards.functions.exact_match import exact_match
+from roll.rewards.functions.last_number import last_number
 from roll.rewards.functions.multiple_choice import multiple_choice
 from roll.rewards.verdicts import RewardPart
 from roll.types import Prompt, RewardOutcome
@@ -35,6 +36,36 @@ PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "any", {})
 )
 def test_exact_match(response: str, value: float) -> None:
     assert exact_match(PROMPT, response, {"ground_truth": "Paris"}).value == value
+
+
+@pytest.mark.parametrize(
+    ("response", "lenient", "strict"),
+    [
+        ("#### 1,080", 1.0, 1.0),
+        ("1080.00 apples", 1.0, 0.0),
+        ("It is $1,080.", 1.0, 0.0),
+        ("#### 1080 of 2000", 0.0, 1.0),
+        ("#### 7\n#### 1080", 1.0, 1.0),
+        ("1090-10 = 1080", 1.0, 0.0),
+        ("1090 and so 0-1080", 1.0, 0.0),
+        ("-1080", 0.0, 0.0),
+        ("1080, then 5", 0.0, 0.0),
+        ("<think>#### 5</think>#### 1080", 1.0, 1.0),
+        ("none", 0.0, 0.0),
+    ],
+)
+def test_last_number_is_lenient_or_strict(response: str, lenient: float, strict: float) -> None:
+    row = {"ground_truth": "1080"}
+    assert last_number(PROMPT, response, row).value == lenient
+    assert last_number(PROMPT, response, row, mark="####").value == strict
+
+
+def test_last_number_reads_signs_and_fractions() -> None:
+    assert last_number(PROMPT, "so -.5", {"answer": "so\n#### -0.50"}).value == 1.0
+    assert last_number(PROMPT, "so 0.5", {"answer": "-0.5"}).value == 0.0
+    assert last_number(PROMPT, "no", {"answer": "-0.5"}).outcome is RewardOutcome.UNPARSABLE
+    with pytest.raises(ValueError, match="'7 apples' is not a number"):
+        last_number(PROMPT, "7", {"answer": "7 apples"})
 
 
 def test_exact_match_can_ignore_case() -> None:
@@ -179,6 +210,7 @@ def test_the_known_rewards_are_those_that_register() -> None:
             "crossthinkqa",
             "exact_match",
             "ifeval",
+            "last_number",
             "length_penalty",
             "math_rule",
             "math_steps",
