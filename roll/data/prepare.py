@@ -1,5 +1,6 @@
 """`python -m roll.data.prepare SET [--source FOLDER] [--output FOLDER]`: writes a public data set as files that the
-examples read. The set `roll` stands for all files of ROLL's RLVR examples, `roll:DOMAIN` for one of them.
+examples read. The set `roll` stands for all files of ROLL's RLVR examples, `roll:DOMAIN` for one of them;
+`reasoning_gym:FAMILY` for generated tasks.
 
 Exit status: 0 done, 2 the set cannot be read or written, 3 failed otherwise, 130 interrupted.
 """
@@ -7,6 +8,7 @@ Exit status: 0 done, 2 the set cannot be read or written, 3 failed otherwise, 13
 from __future__ import annotations
 
 import argparse
+import difflib
 import hashlib
 import json
 import random
@@ -15,10 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from roll.algorithms.methods import declared
+from roll.data.generated import PACKAGE, generated, task
 from roll.data.json_text import parsed
 from roll.data.public_rows import AnotherLayout, LeftOut, PreparedRow
 from roll.data.public_sets import SETS, PublicSet
@@ -35,6 +41,10 @@ ROLL = "roll"
 """Name of the set of all files of ROLL's examples."""
 ROLL_ROWS, HELD_OUT = 5000, 256
 """Defaults of `--rows`, about the size of ROLL's own files, and of `--validation`."""
+GENERATED_TEST = 512
+"""Number of generated tasks in the test file."""
+DRAWS_A_TASK = 20
+"""Largest number of tasks to generate for each that is written. Families repeat their small tasks."""
 TRAIN, VALIDATION, TEST = "train.jsonl", "validation.jsonl", "test.jsonl"
 REPEATED = "with the question of an earlier row"
 """Reason for leaving rows out. In the summary it follows their number: "3 row(s) with ..."."""
@@ -54,6 +64,26 @@ class SetRequest:
     """Number of rows of the training split to hold out for validation."""
     seed: int
     """Seed that decides which rows are held out."""
+
+
+@dataclass(frozen=True)
+class GeneratedRequest:
+    """The options of the command line for generated tasks."""
+
+    family: str
+    """Name of a family of reasoning-gym."""
+    settings: Mapping[str, Any]
+    """Settings of the family, such as the number of digits."""
+    source: str | None
+    """File or folder with tasks of the family. None: they are generated."""
+    output: Path
+    """Folder to write. It must not exist."""
+    rows: int
+    """Number of training rows."""
+    validation: int
+    """Number of validation rows."""
+    seed: int
+    """Seed of the tasks."""
 
 
 @dataclass(frozen=True)
@@ -106,23 +136,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _prepared(given: argparse.Namespace) -> str:
     """Write the files of a command line. Return the summary to print."""
-    name, is_roll = given.set, given.set.partition(":")[0] == ROLL
-    for option, value, what in (
-        ("--rows", given.rows, f"of {ROLL} and {ROLL}:DOMAIN"),
-        ("--validation", given.validation, f"of the sets without the prefix {ROLL}"),
-    ):
-        if value is not None and (option == "--rows") != is_roll:
-            problem = f"{value}, but it is an option {what}, and the set is '{name}'"
+    name, kind = given.set, given.set.partition(":")[0]
+    allowed = {"--rows": (ROLL, PACKAGE), "--settings": (PACKAGE,), "--validation": (*SETS, PACKAGE)}
+    for option, value in (("--rows", given.rows), ("--settings", given.settings), ("--validation", given.validation)):
+        measures = kind in SETS and not SETS[kind].train
+        if value and (kind not in allowed[option] or (measures and option == "--validation")):
+            problem = f"{value}, but it is no option of the set '{name}'"
             raise DataError(Fault(option, problem, "remove it", "no_effect"))
-    if is_roll:
-        domains = tuple(ROLL_FILES) if name == ROLL else (name.partition(":")[2],)
-        most = ROLL_ROWS if given.rows is None else given.rows
-        wanted = RollRequest(domains, given.source, given.output or Path("data"), most, given.seed)
-        return "\n".join(line for file in write_roll(wanted) for line in _roll_lines(file, given.seed))
+    rows = ROLL_ROWS if given.rows is None else given.rows
     held_out = HELD_OUT if given.validation is None else given.validation
-    wish = SetRequest(
-        name, given.source or SETS[name].hub_name, given.output or Path("data") / name, held_out, given.seed
-    )
+    if kind == ROLL:
+        domains = tuple(ROLL_FILES) if name == ROLL else (name.partition(":")[2],)
+        wanted = RollRequest(domains, given.source, given.output or Path("data"), rows, given.seed)
+        return "\n".join(line for file in write_roll(wanted) for line in _roll_lines(file, given.seed))
+    if kind == PACKAGE:
+        family, settings = name.partition(":")[2], dict(given.settings or ())
+        out = given.output or Path("data") / family
+        tasks = GeneratedRequest(family, settings, given.source, out, rows, held_out, given.seed)
+        return "\n".join(f"{out / file}: {count:,} task(s) of {name}" for file, count in write_generated(tasks).items())
+    out, source = given.output or Path("data") / name, given.source or SETS[name].hub_name
+    wish = SetRequest(name, source, out, held_out, given.seed)
     return rows_summary(wish, write_set(wish))
 
 
@@ -131,6 +164,8 @@ def prepare_parser() -> argparse.ArgumentParser:
     sets = [f"  {name}: {public.hub_name}\n    {public.holds}" for name, public in SETS.items()]
     sets.append(f"  {ROLL}: all of the following, files in the format of ROLL, for rlvr")
     sets += [f"  {ROLL}:{name}: {file.hub_name}\n    {file.name}" for name, file in ROLL_FILES.items()]
+    sets.append(f"  {PACKAGE}:FAMILY: tasks that the package reasoning-gym generates, such as chain_sum")
+    sets.append("    prompt, ground_truth, metadata, tag: for rlvr and roll.evaluate")
     found = argparse.ArgumentParser(
         "python -m roll.data.prepare",
         allow_abbrev=False,
@@ -139,8 +174,7 @@ def prepare_parser() -> argparse.ArgumentParser:
         "examples\nwith Qwen2.5-7B and 72B read.",
         epilog="sets:\n" + "\n".join(sets),
     )
-    names = [*SETS, ROLL, *(f"{ROLL}:{name}" for name in ROLL_FILES)]
-    found.add_argument("set", choices=names, metavar="SET", help="name of the set, one of the list below")
+    found.add_argument("set", type=_known, metavar="SET", help="name of the set, one of the list below")
     found.add_argument(
         "--source",
         help="folder or file with a copy of the set, or another Hub name with its splits and columns; for "
@@ -151,7 +185,13 @@ def prepare_parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--validation", type=_count, help=f"number of training rows to hold out (default: {HELD_OUT})")
     found.add_argument(
-        "--rows", type=_size, help=f"largest number of rows of a file of {ROLL} (default: {ROLL_ROWS:,})"
+        "--rows",
+        type=_size,
+        help=f"number of training tasks to generate, or largest number of rows of a file of {ROLL} "
+        f"(default: {ROLL_ROWS:,})",
+    )
+    found.add_argument(
+        "--settings", type=_setting, nargs="+", metavar="KEY=VALUE", help="settings of the family of generated tasks"
     )
     found.add_argument(
         "--seed", type=int, default=42, help="seed that decides which rows are held out, or drawn (default: 42)"
@@ -204,6 +244,39 @@ def rows_summary(wish: SetRequest, prepared: WrittenRows) -> str:
             f"left out of the split {split}: {rows:,} row(s) {reason}" for reason, rows in sorted(reasons.items())
         ]
     return "\n".join(lines)
+
+
+def write_generated(wish: GeneratedRequest) -> dict[str, int]:
+    """Write the folder `wish.output` atomically: files of different tasks. Return the number of tasks of each. The same
+    settings and seed give the same files.
+
+    Raises:
+        DataError: there are too few different tasks, the package is missing or refuses the family or its settings, the
+            source cannot be read, or the folder exists or cannot be created.
+    """
+    sizes = {TEST: GENERATED_TEST, VALIDATION: wish.validation, TRAIN: wish.rows}
+    most = DRAWS_A_TASK * sum(sizes.values())
+
+    def convert(row: Mapping[str, Any]) -> PreparedRow:
+        return task(row, wish.family)
+
+    if wish.source is None:
+        tasks = map(convert, generated(wish.family, wish.settings, wish.seed, most))
+    else:
+        sources = _found(wish.source, "train", "give --source a file with columns question and answer, a task a line")
+        tasks = (row for _, row in _converted(sources, convert, f"{PACKAGE}:{wish.family}"))
+    with _atomic_folder(wish.output) as folder:
+        seen: set[bytes] = set()
+        for name, size in sizes.items():
+            written = 0
+            while written < size:
+                block = list(islice(tasks, size - written))
+                if not block:
+                    total, problem = sum(sizes.values()), f"{len(seen):,} different tasks were found"
+                    remedy = f"{total:,} are needed: give a smaller --rows or --validation, or other --settings"
+                    raise DataError(Fault(f"{PACKAGE}:{wish.family}", problem, remedy, "too_small"))
+                written += _write(folder / name, iter(block), seen)[0]
+    return {name: sizes[name] for name in (TRAIN, VALIDATION, TEST)}
 
 
 def write_roll(wish: RollRequest) -> list[WrittenRollFile]:
@@ -348,7 +421,7 @@ def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) 
     Return the number of written rows, and the number of rows left out by reason.
     """
     written, left_out = 0, Counter[str]()
-    with file.open("w", encoding="utf-8") as lines:
+    with file.open("a", encoding="utf-8") as lines:
         for row in rows:
             if isinstance(row, LeftOut):
                 left_out[str(row)] += 1
@@ -401,6 +474,26 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
 def _not_writable(out: Path, error: OSError) -> Fault:
     problem = f"'{out}' cannot be created: {error}"
     return Fault("--output", problem, "give a folder in a place that you can write to", "not_writable")
+
+
+def _known(text: str) -> str:
+    """Return the name of a set. Raises ArgumentTypeError for any other text."""
+    names = [*SETS, ROLL, *(f"{ROLL}:{name}" for name in ROLL_FILES)]
+    if text in names or text.startswith(f"{PACKAGE}:"):
+        return text
+    near = difflib.get_close_matches(text, names, 1)
+    raise argparse.ArgumentTypeError(f"'{text}' is no set" + (f"; did you mean '{near[0]}'?" if near else ""))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Return the key and the value, read as YAML, of `KEY=VALUE`. Raises ArgumentTypeError for any other text."""
+    key, sign, value = text.partition("=")
+    try:
+        if sign and key:
+            return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        pass
+    raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE")
 
 
 def _count(text: str) -> int:

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from roll.errors import DataError, Fault
 from roll.system.command import run_command
@@ -149,7 +150,7 @@ def _convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
 
     disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    causal = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    causal: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     found = sum(parameter.numel() for parameter in causal.parameters())
     if found != model.parameters:
         raise RuntimeError(f"transformers reads {found:,} parameters of {gguf.name}, not {model.parameters:,}")

@@ -1,0 +1,56 @@
+"""The comparison with TRL: what counts as reached, what is read of a run, and the ratio's interval."""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import exp, log, sqrt
+from pathlib import Path
+
+import pytest
+
+from benchmarks.beside_trl import Side, Validation, ratio_with_interval, reached, table
+
+
+def curve(*accuracies: float) -> list[Validation]:
+    return [Validation(5 * n, accuracy, 10.0 * n, 100 + 10.0 * n) for n, accuracy in enumerate(accuracies)]
+
+
+def test_three_validations_in_a_row_count() -> None:
+    assert reached(curve(0.1, 0.5, 0.3, 0.39, 0.52, 0.5), 0.4) == curve(0, 0, 0, 0, 0.52)[4]
+    assert reached(curve(0.9, 0.1, 0.1, 0.9), 0.4) is None
+
+
+def test_seconds_of_training_leave_out_validations(tmp_path: Path) -> None:
+    lines = [
+        {"step": 0, "val/sums/pass@1": 0.1, "time/evaluate": 9.0},
+        {"step": 1, "time/step": 2.0},
+        {"step": 2, "time/step": 5.0, "time/evaluate": 4.0, "val/sums/pass@1": 0.3},
+    ]
+    said = tmp_path / "metrics.jsonl"
+    said.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
+    side = Side("roll", [sys.executable, "-c", ""], "0", tmp_path, said)
+    side.process.wait(60)
+    side.read()
+    side.read()
+    assert [(one.step, one.accuracy, one.training_seconds) for one in side.curve] == [(0, 0.1, 0.0), (2, 0.3, 3.0)]
+
+
+def test_interval_of_a_ratio_by_hand() -> None:
+    assert ratio_with_interval([0.5]) == "0.50, no interval"
+    half = 12.706204736 * abs(log(0.4) - log(0.5)) / 2  # Student's quantile with one degree of freedom
+    low, high = sqrt(0.2) * exp(-half), sqrt(0.2) * exp(half)
+    assert ratio_with_interval([0.4, 0.5]) == f"0.45 [{low:.2f}, {high:.2f}]"
+
+
+def test_a_threshold_that_is_not_reached_is_said() -> None:
+    curves = {"roll": [one.__dict__ for one in curve(0.5, 0.5, 0.5)], "TRL": [one.__dict__ for one in curve(0.1, 0.1)]}
+    found = table([{"seed": 7, "threshold": 0.4, "curves": curves}])
+    assert "| 7 | 20 | not reached |  | 120 | not reached |  |" in found and found.count("none") == 2
+
+
+@pytest.mark.parametrize(("text", "score"), [("so 5", 1.0), ("5, or 6", 0.0), ("five", 0.0)])
+def test_both_sides_score_alike(text: str, score: float) -> None:
+    from benchmarks import trl_grpo
+
+    assert trl_grpo.score(text, "5.0") == score
