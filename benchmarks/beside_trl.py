@@ -1,7 +1,7 @@
 """Runs a recipe with roll and with TRL's GRPOTrainer, one GPU each, and compares the time to reach an accuracy.
 
     python benchmarks/beside_trl.py [--recipe recipes/smollm2_sums_grpo] [--seed 42] [--devices 0,1] [--threshold 0.4]
-        [--json FILE] [KEY=VALUE ...]
+        [--folder FOLDER] [--json FILE] [KEY=VALUE ...]
     python benchmarks/beside_trl.py --table FILE ...
 
 Both have the recipe's model, rows, reward, batch, learning rate and number of steps, and measure the greedy accuracy on
@@ -188,7 +188,9 @@ def main() -> int:
         print(table([json.loads(file.read_text()) for file in options.table]))
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        curves = run(options, Path(scratch))
+        folder = options.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        curves = run(options, folder.resolve())
     found = {
         "recipe": options.recipe,
         "seed": options.seed,
@@ -211,6 +213,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--devices", default="0,1", help="the GPU of roll and the GPU of TRL")
     parser.add_argument("--threshold", type=float, default=0.4)
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="only print the table of these results")
+    parser.add_argument("--folder", type=Path, help="folder of the runs (default: a temporary one)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     return parser.parse_args()
