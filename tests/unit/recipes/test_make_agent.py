@@ -13,9 +13,12 @@ from transformers import AutoTokenizer
 from examples.recipes.make_agent import CONVERSATIONS, HELD_OUT, TASKS, WITH_TOOL, give_tools, write_agent
 from examples.tiny.make_model import write_model
 from roll.agents.environments.calculator import Calculator
+from roll.config.schema.offline import SftConfig
+from roll.config.schema.rlvr import RlvrConfig
 from roll.data.renderers.families import chat_renderer
 from roll.data.renderers.templates import turns_renderer
 from roll.types import Ints
+from tests.unit.config.test_examples import planned
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +81,17 @@ def test_learnt_conversation_has_tokens_of_its_episode(folder: Path) -> None:
     assert bridge is not None
     laid = [*given, *first, *bridge.tolist()]
     assert whole[: len(laid)] == laid
+
+
+def test_recipes_read_what_the_script_writes(folder: Path) -> None:
+    warm_up, agent = (planned(f"recipes/smollm2_agent_{name}")[0] for name in ("warm_up", "grpo"))
+    assert isinstance(warm_up, SftConfig) and isinstance(agent, RlvrConfig)
+    assert agent.actor_train.data_args and agent.validation and agent.validation.data_args
+    files = [one.data_args.file_name for one in (warm_up.sft_train, agent.actor_train, agent.validation)]
+    assert {Path(str(file)).parent for file in files} == {Path(warm_up.pretrain).parent}
+    assert all((folder / Path(name).name).exists() for name in [*map(str, files), warm_up.pretrain])
+    assert Path(agent.pretrain) == Path(warm_up.output_dir) / "export"
+    assert HELD_OUT >= 256 and set(agent.environments) == {"calculator"}
 
 
 def ints(token_ids: list[int]) -> Ints:
