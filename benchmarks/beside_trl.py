@@ -61,7 +61,7 @@ class Side:
         """Start `command` on a device. It writes a JSON object per line into the file `said`."""
         self.name, self.said, self.curve = name, said, list[Validation]()
         self._lines, self._training = 0, 0.0
-        variables = environment(str(scratch)) | {"CUDA_VISIBLE_DEVICES": device, "TMPDIR": str(scratch)}
+        variables = environment(str(scratch)) | {"CUDA_VISIBLE_DEVICES": device}
         output = said if name == "TRL" else scratch / f"{name}.out"
         with output.open("w") as out, (scratch / f"{name}.err").open("w") as errors:
             self.begin = time.perf_counter()
@@ -72,7 +72,7 @@ class Side:
         now = time.perf_counter() - self.begin
         lines = (self.said.read_text() if self.said.exists() else "").split("\n")[:-1]
         for line in lines[self._lines :]:
-            point = self._point(json.loads(line), now) if line.startswith("{") else None
+            point = self._point(json.loads(line), now) if line.startswith('{"') else None
             if point:
                 self.curve.append(point)
                 print(

@@ -28,7 +28,8 @@ def test_seconds_of_training_leave_out_validations(tmp_path: Path) -> None:
         {"step": 2, "time/step": 5.0, "time/evaluate": 4.0, "val/sums/pass@1": 0.3},
     ]
     said = tmp_path / "metrics.jsonl"
-    said.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
+    others = "{'loss': 0.1}\n"  # TRL's own lines
+    said.write_text(others + "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
     side = Side("roll", [sys.executable, "-c", ""], "0", tmp_path, said)
     side.process.wait(60)
     side.read()
