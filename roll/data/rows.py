@@ -80,8 +80,20 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
 
 
 def reference_at(row: Mapping[str, Any], path: str) -> Any:
+    """Return the reference answer at a path; see `value_at`. Raises RowFault if there is none."""
+    remedy = "fill it in, or name the column of the reference answer, or keys to it, in data_args.ground_truth"
+    return value_at(row, path, f"data_args.ground_truth is '{path}'", remedy)
+
+
+def value_at(row: Mapping[str, Any], path: str, named: str, remedy: str) -> Any:
     """Return the value at a path: the name of a column, or keys joined with dots that reach into one, whose texts may
     be JSON.
+
+    Args:
+        row: the row.
+        path: `column`, or `column.key`.
+        named: what names the path, for the message.
+        remedy: the remedy if there is no value.
 
     Raises:
         RowFault: there is no value.
@@ -102,10 +114,7 @@ def reference_at(row: Mapping[str, Any], path: str) -> Any:
                 if is_object
                 else f"{holder} is {_excerpt(found)}"
             )
-            remedy = "fill it in, or name the column of the reference answer, or keys to it, in data_args.ground_truth"
-            raise RowFault(
-                f"no '{path}'", f"data_args.ground_truth is '{path}', but {missing}; {has}", remedy, "missing"
-            )
+            raise RowFault(f"no '{path}'", f"{named}, but {missing}; {has}", remedy, "missing")
         found = found[key]
     return found
 
@@ -444,6 +453,8 @@ def _is_message(value: Any) -> bool:
 
 
 def _column(row: Mapping[str, Any], column: str) -> Any:
+    if column not in row and column.partition(".")[0] in row:
+        return value_at(row, column, f"the column is '{column}'", MISSING_REMEDY)
     if row.get(column) is None:
         found = (
             "is null"

@@ -178,7 +178,10 @@ class DataConfig(StrictConfig):
     messages: str | None = Field(
         None, description="Column with a list of `{role, content}`. Give either this or `prompt`."
     )
-    prompt: str | None = Field(None, description="Column with the prompt as text.")
+    prompt: str | None = Field(
+        None,
+        description="Column with the prompt as text. Keys joined with dots reach into a column: `extra_info.question`.",
+    )
     input: str | None = Field(
         None,
         description="With `prompt`: column with more text of the prompt. If it is not empty, it follows `prompt` on a "
@@ -191,7 +194,9 @@ class DataConfig(StrictConfig):
         "`reward_model.ground_truth`. Rewards "
         "read the value as `ground_truth`. If this key is set, every row must have a value there.",
     )
-    response: str | None = Field(None, description="With `prompt`: column with the response to train on.")
+    response: str | None = Field(
+        None, description="With `prompt`: column with the response to train on; keys joined with dots as in `prompt`."
+    )
     text: str | None = Field(
         None,
         description="`sft`: column with raw text, instead of `messages` or `prompt`. All its tokens are trained on.",

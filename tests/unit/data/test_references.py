@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.prompts import PromptSet, prepare_prompts
-from roll.data.rows import RowFault, read_row, reference_at
+from roll.data.rows import RowFault, example_conversation, read_row, reference_at
 from roll.errors import DataError
 from tests.faults import coded
 
@@ -126,3 +126,18 @@ def test_prompt_of_messages_is_pointed_to_messages_key(prepared: Callable[..., P
         prepared(path, prompt="prompt", ground_truth="solution")
     (fault,) = caught.value.faults
     assert fault.code == "wrong_type" and "data_args.messages=prompt" in fault.remedy
+
+
+def test_prompt_and_response_reach_into_column() -> None:
+    row = {"extra_info": {"question": "One?", "answer": "1"}}
+    columns = {"file_name": "a", "prompt": "extra_info.question", "response": "extra_info.answer"}
+    conversation = example_conversation(row, DataConfig.model_validate(columns))
+    assert [message["content"] for message in conversation] == ["One?", "1"]
+
+
+def test_missing_inner_column_suggests_near_name() -> None:
+    columns = {"file_name": "a", "prompt": "extra_info.quetsion", "response": "extra_info.answer"}
+    with pytest.raises(RowFault) as caught:
+        example_conversation({"extra_info": {"question": "One?"}}, DataConfig.model_validate(columns))
+    assert caught.value.code == "missing"
+    assert "did you mean 'question'" in caught.value.problem

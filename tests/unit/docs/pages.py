@@ -21,7 +21,7 @@ WRITTEN = (
     "docs/deepspeed.md",
     "docs/environments.md",
     "docs/extending.md",
-    "docs/porting.md",
+    "docs/moving/from_roll.md",
     "docs/post_training.md",
     "docs/quickstart.md",
     "docs/rewards.md",

@@ -29,7 +29,7 @@ LINES = [
     {"rewards", "doctor"},
     {"agents", "tracking"},
     {"runs", "compare"},
-    {"export", "pipeline"},
+    {"convert", "export", "pipeline"},
     {"evaluation"},
     {"api", "evaluate"},
 ]

@@ -1,4 +1,4 @@
-"""Runs the code of `docs/porting.md`."""
+"""Runs the code of `docs/moving/from_roll.md`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.docs.pages import blocks
 from tests.unit.environments.running import says
 from tests.unit.rewards.running import run
 
-PAGE = "docs/porting.md"
+PAGE = "docs/moving/from_roll.md"
 
 
 @pytest.fixture

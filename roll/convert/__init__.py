@@ -1,0 +1,1 @@
+"""Translates configurations of TRL, verl and OpenRLHF into experiments of roll."""

@@ -1,0 +1,104 @@
+"""Applies a table to a source: copies what has a counterpart, lets the program's own code do what needs arithmetic, and
+says of every other key what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from roll.convert.draft import Draft
+from roll.convert.shell import unassigned
+from roll.convert.source import Source
+from roll.convert.tables import Rule, hint
+from roll.errors import ConfigError, Fault
+
+LEARNER = "<learner>"
+OFF = (None, False, "none", "no", "None")
+"""Values by which a key asks for nothing."""
+
+
+def translated(source: Source, build: Callable[[Source, Draft], None]) -> Draft:
+    """Return the experiment for a source. `build` reads the keys of the part `read`.
+
+    Raises:
+        ConfigError: the source is about images, or about something else that is refused.
+    """
+    draft = Draft()
+    _rename(source)
+    _leave_out_unassigned(source, draft)
+    rules = {key: source.table.rule(key) for key in source.given}
+    if refused := [key for key, rule in rules.items() if rule and rule.part == "refused" and _asks(source.given[key])]:
+        rule = rules[refused[0]]
+        assert rule is not None
+        raise ConfigError(Fault(refused[0], rule.said, "leave it with its program", "not_supported"))
+    for key in [*source.given, *(key for key in source.table.defaults if key not in source.given)]:
+        if (rule := source.table.rule(key)) and rule.part in ("same", "values"):
+            _copy(key, source.get(key), rule, source, draft)
+    build(source, draft)
+    for key, value in source.given.items():
+        _remark(key, value, rules.get(key), source, draft)
+    return draft
+
+
+def _rename(source: Source) -> None:
+    """Give the keys of an older version their present names."""
+    for key in [key for key in source.given if key in source.table.was]:
+        value = source.given.pop(key)
+        source.given.setdefault(source.table.was[key], value)
+
+
+def _leave_out_unassigned(source: Source, draft: Draft) -> None:
+    for key, value in list(source.given.items()):
+        texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        if names := [name for text in texts for name in unassigned(text)]:
+            rule = source.table.rule(key)
+            if rule is None or rule.part != "idle":
+                said = f"its value has {', '.join(dict.fromkeys(names))}, which the script does not assign"
+                draft.note("lost", key, f"{said}; give --set NAME=VALUE")
+                del source.given[key]
+
+
+def _copy(key: str, value: Any, rule: Rule, source: Source, draft: Draft) -> None:
+    if value is None:
+        return
+    if rule.part == "same":
+        draft.put(rule.said.replace(LEARNER, source.role), value)
+        return
+    assert rule.values is not None, "the part `values` has values"
+    name = value.lower() if isinstance(value, str) else value
+    if name in rule.values:
+        draft.put(rule.said.replace(LEARNER, source.role), rule.values[name])
+    elif key in source.given:
+        known = ", ".join(str(one).lower() for one in rule.values)
+        draft.note("lost", key, f"{value} has no counterpart in {rule.said}; known are {known}")
+
+
+def _remark(key: str, value: Any, rule: Rule | None, source: Source, draft: Draft) -> None:
+    """Note what becomes of a key that was not copied."""
+    if any(note.place == key for note in draft.notes):
+        return
+    if rule is None:
+        in_rlvr = draft.values.get("pipeline") == "rlvr"
+        draft.note("lost", key, hint(key, in_rlvr) or f"unknown to this table of {source.program}")
+    elif rule.part == "read":
+        if key not in source.used:
+            draft.note("idle", key, "nothing reads it together with the other keys of the source")
+    elif rule.part == "idle":
+        draft.note("idle", key, rule.said)
+    elif rule.part == "lost":
+        if _loses_nothing(value, rule):
+            draft.note("idle", key, "roll always does this, or the key asks for nothing")
+        else:
+            draft.note("lost", key, rule.said)
+
+
+def _loses_nothing(value: Any, rule: Rule) -> bool:
+    if rule.values is None:
+        return not _asks(value)
+    return not isinstance(value, list | dict) and value in rule.values
+
+
+def _asks(value: Any) -> bool:
+    """Whether a value asks for something: it is not null, false, 0, empty or none."""
+    return not (value in OFF or value in (0, "", [], {})) if not isinstance(value, list | dict) else bool(value)

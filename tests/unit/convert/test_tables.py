@@ -1,0 +1,111 @@
+"""Tables of keys of other programs: their targets exist, no two disagree, and no key vanishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roll.config.schema.fields import ANY_NAME, walk
+from roll.config.schema.foreign_names import OTHER_NAMES, OTHER_NAMES_IN_RLVR
+from roll.config.schema.pipelines import PIPELINES
+from roll.convert.recognise import translate_source
+from roll.convert.source import Source
+from roll.convert.tables import Rule, Table, hint, table
+from roll.convert.translate import LEARNER
+from roll.errors import ConfigError
+
+TABLES = {
+    "grpo": ("TRL", ("trl", "trl_grpo")),
+    "sft": ("TRL", ("trl", "trl_rows")),
+    "dpo": ("TRL", ("trl", "trl_rows")),
+    "reward": ("TRL", ("trl", "trl_rows")),
+    "ppo": ("verl", ("verl",)),
+    "sft_engine": ("verl", ("verl_sft",)),
+}
+SOURCES = [
+    *((program, trainer, names) for trainer, (program, names) in TABLES.items()),
+    ("OpenRLHF", "ppo", ("openrlhf", "openrlhf_ppo")),
+    ("OpenRLHF", "dpo", ("openrlhf", "openrlhf_rows")),
+]
+FOUND = {names: table(*names) for _, _, names in SOURCES}
+KEYS = {".".join(step for step in key.path if step != ANY_NAME) for root in PIPELINES.values() for key in walk(root)}
+ELSEWHERE = {
+    "torch_dtype",  # here the engine's or the optimizer's copy decides
+    "dtype",
+    "packing",
+    "seed",
+}
+"""Names whose meaning in a file of the program is another one than on roll's command line."""
+
+
+def rules(found: Table) -> Iterator[tuple[str, Rule]]:
+    """Yield each rule that names a key of roll, with the key of the program."""
+    yield from ((key, rule) for key, rule in found.rules.items() if rule.part in ("same", "values"))
+
+
+@pytest.mark.parametrize("names", FOUND, ids="-".join)
+def test_target_keys_are_in_the_schema(names: tuple[str, ...]) -> None:
+    roles = ("actor_train", "sft_train", "reward_train")
+    for key, rule in rules(FOUND[names]):
+        paths = [rule.said.replace(LEARNER, role) for role in roles]
+        assert any(path in KEYS for path in paths), f"{key}: {rule.said}"
+
+
+@pytest.mark.parametrize("names", FOUND, ids="-".join)
+def test_tables_agree_with_refused_names(names: tuple[str, ...]) -> None:
+    for key, rule in rules(FOUND[names]):
+        for refused in (OTHER_NAMES, OTHER_NAMES_IN_RLVR):
+            if (found := refused.get(key)) and found.key:
+                assert rule.said.split(".")[-1] == found.key.split(".")[-1], key
+
+
+@pytest.mark.parametrize("names", FOUND, ids="-".join)
+def test_default_has_a_rule_that_reads_it(names: tuple[str, ...]) -> None:
+    for key in FOUND[names].defaults:
+        rule = FOUND[names].rule(key)
+        assert rule is not None and rule.part in ("same", "values", "read"), key
+
+
+@pytest.mark.parametrize("names", FOUND, ids="-".join)
+def test_older_names_stand_for_keys_with_rules(names: tuple[str, ...]) -> None:
+    for old, new in FOUND[names].was.items():
+        assert FOUND[names].rule(new) is not None, f"{old}: {new}"
+        assert FOUND[names].rule(old) is None, old
+
+
+@pytest.mark.parametrize(("program", "trainer", "names"), SOURCES)
+def test_no_key_vanishes(program: str, trainer: str, names: tuple[str, ...]) -> None:
+    """Each key is translated, read, or named in a note; also one that no table has."""
+    found = FOUND[names]
+    for key, rule in [*found.rules.items(), ("no_such.key", None)]:
+        given = {name: found.defaults.get(name) for name in ("data.train_files",) if name in found.rules}
+        given[key.replace("*", "inner")] = found.defaults.get(key, 3)
+        source = Source(program, trainer, found, given, 8, "", 1000)
+        if rule is not None and rule.part == "refused":
+            with pytest.raises(ConfigError):
+                translate_source(source)
+            continue
+        try:
+            draft = translate_source(source)
+        except (KeyError, TypeError, ValueError):
+            continue  # 3 is no value of this key
+        place = key.replace("*", "inner")
+        noted = place in {note.place for note in draft.notes}
+        copied = rule is not None and rule.part in ("same", "values")
+        assert noted or copied or place in source.used, place
+
+
+def test_unknown_key_gets_hint_of_refused_names() -> None:
+    assert "lora_target" in hint("some.block.use_lora", in_rlvr=True)
+    assert hint("some.block.unheard_of", in_rlvr=True) == ""
+
+
+def test_pages_have_the_tables_of_the_command() -> None:
+    from roll.convert.docs import HEADING, PAGES, key_tables
+
+    folder = Path(__file__).parents[3] / "docs" / "moving"
+    for page in PAGES:
+        text = (folder / page).read_text(encoding="utf-8")
+        assert text[text.index(HEADING) :] == key_tables(page), "run python -m roll.convert.docs docs/moving"
