@@ -26,6 +26,7 @@ PAGES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """By page, the headings of its tables and the files that they show."""
+PROGRAMS = {"from_trl.md": "TRL", "from_verl.md": "verl", "from_openrlhf.md": "OpenRLHF"}
 
 
 def key_tables(page: str) -> str:
@@ -37,11 +38,11 @@ def key_tables(page: str) -> str:
         "`reward_train`.",
     ]
     for heading, names in PAGES[page].items():
-        parts += [f"### {heading}", *_sections(table(*names))]
+        parts += [f"### {heading}", *_sections(table(*names), PROGRAMS[page])]
     return "\n\n".join(parts) + "\n"
 
 
-def _sections(found: Table) -> Iterator[str]:
+def _sections(found: Table, program: str) -> Iterator[str]:
     was: dict[str, list[str]] = {}
     for old, new in found.was.items():
         was.setdefault(new, []).append(f"`{old}`")
@@ -50,7 +51,7 @@ def _sections(found: Table) -> Iterator[str]:
         if rule.part in ("same", "values", "read"):
             older = f" ({', '.join(was[key])})" if key in was else ""
             rows.append(f"| `{key}`{older} | {_counterpart(rule)} |")
-    yield "\n".join(["| key | in roll |", "|---|---|", *rows])
+    yield "\n".join([f"| key of {program} | in roll |", "|---|---|", *rows])
     groups: dict[tuple[str, str], list[str]] = {}
     for key, rule in found.rules.items():
         if rule.part in ("idle", "lost", "refused"):

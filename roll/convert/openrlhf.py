@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from roll.convert.draft import Draft
 from roll.convert.roles import (
     as_files,
@@ -40,7 +43,7 @@ def build_openrlhf(source: Source, draft: Draft) -> None:
     targets = source.get("ds.lora.target_modules")
     alpha, dropout = source.number("ds.lora.alpha"), source.get("ds.lora.dropout")
     put_adapter(draft, role, source.count("ds.lora.rank"), alpha, targets, dropout)
-    first, second = source.get(f"{optim}adam.betas")
+    first, second = source.pair(f"{optim}adam.betas")
     draft.put(f"{role}.training_args.adam_beta1", first)
     draft.put(f"{role}.training_args.adam_beta2", second)
     if source.get(f"{optim}optim") == "muon":
@@ -158,10 +161,10 @@ def _step(source: Source, draft: Draft) -> None:
 
 
 def _losses(source: Source, draft: Draft) -> None:
-    both = source.get("actor.eps_clip_low_high")
-    if isinstance(both, list) and len(both) == 2:
-        draft.put("pg_clip_low", both[0])
-        draft.put("pg_clip_high", both[1])
+    if "actor.eps_clip_low_high" in source.given:
+        low, high = source.pair("actor.eps_clip_low_high")
+        draft.put("pg_clip_low", low)
+        draft.put("pg_clip_high", high)
     else:
         draft.put("pg_clip", source.number("actor.eps_clip"))
     gspo = draft.at("policy_loss") == "gspo"
@@ -170,8 +173,8 @@ def _losses(source: Source, draft: Draft) -> None:
     draft.put("entropy_loss_coef", source.get("actor.entropy_coef"))
     draft.put("behaviour_log_probs", "trainer")
     if source.get("algo.advantage.is_correction_enable"):
-        kind = CORRECTIONS[str(source.get("algo.advantage.is_correction_type"))]
-        low, high = source.get("algo.advantage.is_correction_threshold")
+        kind = _named(source, draft, "algo.advantage.is_correction_type", CORRECTIONS, "tis")
+        low, high = source.pair("algo.advantage.is_correction_threshold")
         draft.put("mismatch_correction", kind)
         if kind == "tis":
             draft.put("mismatch_cap", high)
@@ -184,8 +187,15 @@ def _losses(source: Source, draft: Draft) -> None:
             draft.note("changed", "algo.advantage.is_correction_type", said)
 
 
+def _named(source: Source, draft: Draft, key: str, names: Mapping[Any, str], otherwise: str) -> str:
+    found, is_known = source.named(key, names, otherwise)
+    if not is_known:
+        draft.note("lost", key, f"{source.get(key)} has no counterpart; {otherwise} takes its place")
+    return found
+
+
 def _estimator(source: Source, draft: Draft, devices: str) -> None:
-    estimator = ESTIMATORS[str(source.get("algo.advantage.estimator"))]
+    estimator = _named(source, draft, "algo.advantage.estimator", ESTIMATORS, "grpo")
     draft.put("adv_estimator", estimator)
     gamma = source.number("algo.advantage.gamma")
     draft.put("gamma", gamma if gamma != 1 and estimator in DISCOUNTED else None)
@@ -227,7 +237,7 @@ def _kl(source: Source, draft: Draft, devices: str) -> None:
 
 
 def _rewards(source: Source, draft: Draft, devices: str) -> None:
-    low, high = source.get("reward.clip_range")
+    low, high = source.pair("reward.clip_range")
     if -low == high:
         draft.put("reward_clip", float(high))
     else:
@@ -248,11 +258,11 @@ def _rewards(source: Source, draft: Draft, devices: str) -> None:
             draft.note("lost", "reward.remote_url", f"{where} becomes {function}; math_rule takes its place")
         else:
             draft.note("assumed", "reward.remote_url", "math_rule, which compares with the reference answer")
-    if length := source.get("reward.overlong_buffer_len"):
-        draft.put("overlong_buffer.len", int(length))
+    if length := source.count("reward.overlong_buffer_len"):
+        draft.put("overlong_buffer.len", length)
         draft.put("overlong_buffer.penalty_factor", source.number("reward.overlong_penalty_factor"))
     if source.get("algo.dynamic_filtering_enable"):
-        down, up = source.get("algo.dynamic_filtering_range")
+        down, up = source.pair("algo.dynamic_filtering_range")
         draft.put("dynamic_sampling.max_num_gen_batches", 10)
         bounds = {"threshold_down": down, "threshold_up": up}
         draft.put(f"rewards.{domain}.query_filter_config", {"type": "mean_filter", "filter_args": bounds})

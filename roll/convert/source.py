@@ -15,6 +15,7 @@ NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 
 
+PAIR = 2
 SAMPLING = ("ppo", "one_step_off", "fully_async", "grpo", "rloo")
 """Trainers that sample responses."""
 
@@ -67,19 +68,37 @@ class Source:
     def number(self, *keys: str) -> float:
         """Return the value of the first of these keys that is given and a number, or else the default, or 0."""
         value = self.get(*keys)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             value = next((self.table.defaults[key] for key in keys if key in self.table.defaults), 0)
-        return value if isinstance(value, int | float) else 0
+        return value if is_number(value) else 0
 
     def count(self, *keys: str) -> int:
         """Return `number` as a whole number."""
         return int(self.number(*keys))
+
+    def pair(self, *keys: str) -> tuple[float, float]:
+        """Return the two numbers that the first of these keys holds, or else the default."""
+        value = self.get(*keys)
+        if not (isinstance(value, list) and len(value) == PAIR):
+            value = next(self.table.defaults[key] for key in keys if key in self.table.defaults)
+        return value[0], value[1]
+
+    def named(self, key: str, names: Mapping[Any, str], otherwise: str) -> tuple[str, bool]:
+        """Return roll's name for the value of a key, and whether there is one; if not, it is `otherwise`."""
+        value = self.get(key)
+        name = names.get(value) if isinstance(value, str) else None
+        return name or otherwise, name is not None
 
     def below(self, prefix: str) -> dict[str, Any]:
         """Return the given keys below a prefix, as a flat block without the prefix."""
         found = {key: value for key, value in self.given.items() if key.startswith(f"{prefix}.")}
         self.used.update(found)
         return {key.removeprefix(f"{prefix}."): value for key, value in found.items()}
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number; truth values are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def plain_value(text: str) -> Any:

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from roll.config.schema.faults import LEARNER
 from roll.convert.draft import Draft
 from roll.convert.shell import unassigned
-from roll.convert.source import Source
+from roll.convert.source import Source, is_number
 from roll.convert.tables import Rule, hint
 from roll.errors import ConfigError, Fault
 
-LEARNER = "<learner>"
 OFF = (None, False, "none", "no", "None")
 """Values by which a key asks for nothing."""
 
@@ -27,6 +27,7 @@ def translated(source: Source, build: Callable[[Source, Draft], None]) -> Draft:
     draft = Draft()
     _rename(source)
     _leave_out_unassigned(source, draft)
+    _leave_out_no_numbers(source, draft)
     rules = {key: source.table.rule(key) for key in source.given}
     if refused := [key for key, rule in rules.items() if rule and rule.part == "refused" and _asks(source.given[key])]:
         rule = rules[refused[0]]
@@ -59,6 +60,15 @@ def _leave_out_unassigned(source: Source, draft: Draft) -> None:
                 del source.given[key]
 
 
+def _leave_out_no_numbers(source: Source, draft: Draft) -> None:
+    """Leave out values that are no numbers, of keys whose default is one."""
+    for key, value in list(source.given.items()):
+        default = source.table.defaults.get(key)
+        if is_number(default) and value is not None and not is_number(value):
+            draft.note("lost", key, f"{value} is not a number; the default {default} takes its place")
+            del source.given[key]
+
+
 def _copy(key: str, value: Any, rule: Rule, source: Source, draft: Draft) -> None:
     if value is None:
         return
@@ -67,7 +77,7 @@ def _copy(key: str, value: Any, rule: Rule, source: Source, draft: Draft) -> Non
         return
     assert rule.values is not None, "the part `values` has values"
     name = value.lower() if isinstance(value, str) else value
-    if name in rule.values:
+    if not isinstance(name, list | dict) and name in rule.values:
         draft.put(rule.said.replace(LEARNER, source.role), rule.values[name])
     elif key in source.given:
         known = ", ".join(str(one).lower() for one in rule.values)

@@ -47,11 +47,11 @@ CLIPPED = ("ppo", "gspo", "gmpo", "cispo", "clip_cov")
 DISCOUNTED = ("reinforce_plus_plus", "remax", "gae")
 KLS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3", "k1+": "k1+", "k3+": "k3+"}
 CORRECTIONS = {
-    ("token", None): "tis",
-    ("sequence", None): "seq_tis",
-    (None, "token_k1"): "token_rs",
-    (None, "seq_sum_k1"): "seq_rs",
-    (None, "seq_mean_k1"): "geo_rs",
+    ("token", ""): "tis",
+    ("sequence", ""): "seq_tis",
+    ("", "token_k1"): "token_rs",
+    ("", "seq_sum_k1"): "seq_rs",
+    ("", "seq_mean_k1"): "geo_rs",
     ("token", "seq_mean_k1"): "geo_rs_tis",
 }
 """By `rollout_is` and `rollout_rs`."""
@@ -143,7 +143,7 @@ def _steps(source: Source, draft: Draft) -> None:
 
 def _optimizer(source: Source, draft: Draft) -> None:
     put_schedule(source, draft, "actor_train", OPTIM)
-    first, second = source.get(f"{OPTIM}.betas")
+    first, second = source.pair(f"{OPTIM}.betas")
     draft.put("actor_train.training_args.adam_beta1", first if first != 0.9 else None)
     draft.put("actor_train.training_args.adam_beta2", second if second != 0.999 else None)
     clip = source.number(f"{OPTIM}.clip_grad", f"{ACTOR}.grad_clip")
@@ -301,7 +301,7 @@ def _log_probs(source: Source, draft: Draft) -> None:
     weights, rejected = source.get(f"{at}.rollout_is"), source.get(f"{at}.rollout_rs")
     if weights is None and rejected is None:
         return
-    kind = CORRECTIONS.get((weights, rejected))
+    kind = CORRECTIONS.get((str(weights or ""), str(rejected or "")))
     if kind is None or from_engine:
         place = f"{at}.rollout_is" if weights is not None else f"{at}.rollout_rs"
         said = f"{weights} with {rejected} has no counterpart with these log-probs; see `mismatch_correction`"

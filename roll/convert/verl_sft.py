@@ -32,7 +32,7 @@ def build_verl_sft(source: Source, draft: Draft) -> None:
     put_rows(draft, "sft_train", total, source.count(*place), ranks, "data.train_batch_size")
     if source.get("data.use_dynamic_bsz"):
         budget(draft, "sft_train", source.count("data.max_token_len_per_gpu"), draft.at("max_length"))
-    first, second = source.get("optim.betas")
+    first, second = source.pair("optim.betas")
     draft.put("sft_train.training_args.adam_beta1", first)
     draft.put("sft_train.training_args.adam_beta2", second)
     put_schedule(source, draft, "sft_train", "optim")
@@ -49,7 +49,8 @@ def _columns(source: Source, draft: Draft) -> None:
     else:
         for key in ("prompt", "response"):
             column, inner = source.get(f"data.{key}_key"), source.get(f"data.{key}_dict_keys")
-            draft.put(f"{at}.{key}", ".".join([str(column), *map(str, inner or [])]))
+            inner = inner if isinstance(inner, list) else []
+            draft.put(f"{at}.{key}", ".".join([str(column), *map(str, inner)]))
     every = source.count("trainer.test_freq")
     if (files := source.get("data.val_files")) and every > 0:
         draft.put("eval_steps", every)

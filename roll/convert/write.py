@@ -28,7 +28,7 @@ WIDTH = 118
 
 def experiment_text(draft: Draft, of: str) -> str:
     """Return the YAML of an experiment. `of`: what it was translated from, for the first line."""
-    head = [f"# Translated from {of} by python -m roll.convert.", *_comments(draft)]
+    head = [f"# python -m roll.convert: translated from {of}.", *_comments(draft)]
     blocks = sorted(draft.values, key=_place)
     return "\n".join([*head, *(_block(name, draft.values[name]) for name in blocks)]) + "\n"
 

@@ -13,7 +13,9 @@ from tests.unit.docs.pages import blocks
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Return a folder like a clone of ROLL, with one file that is planned, one that is not, and two to leave out."""
-    (block,) = [block for block in blocks("docs/moving/from_roll.md") if block.option("file") == "shop/agentic_shop.yaml"]
+    (block,) = [
+        block for block in blocks("docs/moving/from_roll.md") if block.option("file") == "shop/agentic_shop.yaml"
+    ]
     files = {
         "shop/good": block.text,
         "shop/bad": "max_steps: many",

@@ -38,7 +38,8 @@ def values(draft: Draft, expected: dict[str, Any]) -> dict[str, Any]:
 FACTS = [
     # prompts of a step / prompts of an update
     (
-        f"{VERL} data.train_batch_size=512 actor_rollout_ref.actor.ppo_mini_batch_size=128 actor_rollout_ref.rollout.n=8",
+        f"{VERL} data.train_batch_size=512 actor_rollout_ref.actor.ppo_mini_batch_size=128 "
+        "actor_rollout_ref.rollout.n=8",
         {"rollout_batch_size": 512, "num_return_sequences_in_group": 8, "updates_per_step": 4},
     ),
     # verl's defaults

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from roll.cluster import cluster_parser
+from roll.convert.__main__ import convert_parser
 from roll.data.prepare import prepare_parser
 from roll.doctor.__main__ import doctor_parser
 from roll.evaluation.command import main as evaluate
@@ -24,6 +25,7 @@ RUNS = [words[len(PIPELINE) :] for words in COMMANDS if words[: len(PIPELINE)] =
 
 PARSERS = {
     "roll.cluster": cluster_parser,
+    "roll.convert": convert_parser,
     "roll.data.prepare": prepare_parser,
     "roll.doctor": doctor_parser,
     "roll.export": export_parser,

@@ -1,7 +1,8 @@
-"""Runs the code of `docs/moving/from_roll.md`."""
+"""Runs the code and the translations on the pages for those who move to roll."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 from roll.agents.environments.process import EnvironmentProcess
 from roll.config.load.user_code import inspect_user_code
 from roll.config.schema.environments import EnvironmentConfig
+from roll.convert.__main__ import main as convert
 from roll.types import RewardResult
 from tests import limits
 from tests.unit.docs.pages import blocks
@@ -56,3 +58,37 @@ def test_the_pages_reward_tells_score_from_reward(files: dict[str, str]) -> None
 
     result: RewardResult = my_shop_rewards.names_the_item(None, "a red cup" + " " * 1000, {"ground_truth": "red cup"})
     assert (result.value, result.score) == (0.9, 1.0)
+
+
+MOVED = [
+    ("from_verl", "moved/verl_grpo.sh", "moved/verl_grpo.yaml", ("--rows", "7473")),
+    ("from_trl", "moved/trl_grpo_config.yaml", "moved/trl_grpo.yaml", ("--gpus", "8")),
+    ("from_openrlhf", "moved/openrlhf_ppo.sh", "moved/openrlhf_ppo.yaml", ("--rows", "20000")),
+]
+SCORES = {"from_verl": "moved_score", "from_trl": "moved_reward", "from_openrlhf": "moved_rewards"}
+
+
+@pytest.mark.parametrize(("page", "source", "experiment", "words"), MOVED, ids=lambda value: str(value)[:12])
+def test_the_pages_experiment_is_the_translation(
+    page: str, source: str, experiment: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {file: block.text for block in blocks(f"docs/moving/{page}.md") if (file := block.option("file"))}
+    (tmp_path / "moved").mkdir()
+    (tmp_path / source).write_text(files[source], encoding="utf-8")
+    assert convert([str(tmp_path / source), *words]) == 0
+    assert capsys.readouterr().out == files[experiment]
+    text = " ".join(block.text for block in blocks(f"docs/moving/{page}.md") if block.info == "bash")
+    assert f"python -m roll.convert {source} {' '.join(words)}" in text
+
+
+@pytest.mark.parametrize("page", SCORES)
+def test_the_pages_score_calls_the_other_function(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = SCORES[page]
+    (block,) = [one for one in blocks(f"docs/moving/{page}.md") if one.option("file") == f"{name}.py"]
+    (tmp_path / f"{name}.py").write_text(block.text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert inspect_user_code({"rewards": {"maths": {"reward": f"{name}:score"}}}) == ({}, [])
+    score = importlib.import_module(name).score
+    row = {"data_source": "x", "ground_truth": "42"}
+    assert (score(None, "It is 42.", row), score(None, "It is 41.", row)) == (1.0, 0.0)

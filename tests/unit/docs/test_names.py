@@ -14,6 +14,8 @@ from roll.algorithms.methods import KINDS
 from roll.algorithms.objectives import PolicyLoss
 from roll.config.schema.fields import ANY_NAME, walk
 from roll.config.schema.pipelines import PIPELINES
+from roll.convert.docs import PAGES as CONVERTED
+from roll.convert.tables import table
 from roll.errors import BAD_INPUT, INTERRUPTED, PART_FAILED
 from roll.tracking.console import SHORT
 from roll.tracking.report.charts import PARTS
@@ -59,6 +61,13 @@ FOREIGN = {"RAY_JOB_STOP_WAIT_TIME_S", "initial_scale_power", "NotImplementedErr
 """Names from other projects that the pages use, but the source does not."""
 OF_VLLM = {step for used in DECLARED.values() for name in used for step in name.split(".")}
 """Names from vLLM, which `tests/unit/house/test_vllm.py` compares with the installed vLLM."""
+OF_OTHERS = {
+    key
+    for tables in CONVERTED.values()
+    for names in tables.values()
+    for key in (*table(*names).rules, *table(*names).was)
+}
+"""Keys of TRL, verl and OpenRLHF on the pages for movers."""
 FILES = {"config.json", "config.yaml"}
 """File names that look like key paths."""
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -200,7 +209,9 @@ def test_key_paths_and_settings_exist(page: str) -> None:
         setting = re.fullmatch(r"([a-z_<>.]+)(=|: )[^=]*", span)
         path = setting[1] if setting else span
         is_path = re.fullmatch(r"[a-z_]+(\.[a-z_<>]+)+", path) and path.split(".")[0] in STEPS and path not in FILES
-        if setting or is_path:
+        free = path.startswith(("tracker_kwargs.", "lr_scheduler_kwargs."))
+        of_others = page.startswith("docs/moving/") and path in OF_OTHERS
+        if (setting or is_path) and not free and not of_others:
             assert resolves(path, anywhere=True), f"{page}: {span}"
 
 
@@ -215,7 +226,9 @@ def test_keys_of_yaml_blocks_exist(page: str) -> None:
     for block in blocks(page):
         if block.info.startswith("yaml") and "of-roll" not in block.info.split():
             for path in paths_of(yaml.safe_load(block.text)):
-                of_users = any(block in path for block in (".reward_args.", ".environment_args."))
+                of_users = any(
+                    block in path for block in (".reward_args.", ".environment_args.", ".lr_scheduler_kwargs.")
+                )
                 free = of_users or path.startswith(("tracker_kwargs.", "system_envs.", *OWN_KEYS))
                 assert resolves(path) or path == "defaults" or free, f"{page}: {path}"
 
