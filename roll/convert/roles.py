@@ -11,6 +11,8 @@ from roll.convert.draft import Draft
 from roll.convert.source import Source
 
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
+EXPERTS = re.compile(r"-A\d+(\.\d+)?B|moe|mixtral", re.IGNORECASE)
+"""Part of the names of models with experts."""
 NAMELESS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -82,6 +84,8 @@ def put_adapter(draft: Draft, role: str, rank: int, alpha: float | None, targets
     """Add a LoRA adapter to a role. No adapter if the rank is 0."""
     if rank <= 0:
         return
+    if draft.at("pipeline") == "rlvr" and EXPERTS.search(str(draft.at("pretrain"))):
+        draft.put("weight_sync.lora", "merged")  # vLLM cannot load adapters on fused experts
     names = targets if isinstance(targets, str) else ",".join(map(str, targets or ["all-linear"]))
     draft.put(f"{role}.model_args.lora_target", names.strip("[]").replace(" ", ""))
     draft.put(f"{role}.model_args.lora_rank", rank)

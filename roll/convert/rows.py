@@ -21,7 +21,7 @@ def count_rows(files: Any) -> int | None:
 def _count(file: Path) -> int | None:
     try:
         if file.suffix == ".parquet":
-            from pyarrow import parquet  # type: ignore[import-not-found]  # imported here because it is slow
+            from pyarrow import parquet  # imported here because it is slow
 
             return int(parquet.ParquetFile(file).metadata.num_rows)
         if file.suffix in (".jsonl", ".ndjson"):

@@ -4,6 +4,7 @@ says of every other key what becomes of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from roll.convert.source import Source, is_number
 from roll.convert.tables import Rule, hint
 from roll.errors import ConfigError, Fault
 
+SEES = re.compile(r"(^|[-_/.\d])(vl|omni|vision)([-_/.]|$)", re.IGNORECASE)
+"""Part of the names of models that also read images."""
 OFF = (None, False, "none", "no", "None")
 """Values by which a key asks for nothing."""
 
@@ -36,6 +39,9 @@ def translated(source: Source, build: Callable[[Source, Draft], None]) -> Draft:
     for key in [*source.given, *(key for key in source.table.defaults if key not in source.given)]:
         if (rule := source.table.rule(key)) and rule.part in ("same", "values"):
             _copy(key, source.get(key), rule, source, draft)
+    if SEES.search(name := str(draft.at("pretrain"))):
+        problem = f"{name} is a model of text and images, and roll trains models of text only"
+        raise ConfigError(Fault("pretrain", problem, "leave it with its program", "not_supported"))
     build(source, draft)
     for key, value in source.given.items():
         _remark(key, value, rules.get(key), source, draft)
