@@ -40,6 +40,7 @@ def build_openrlhf(source: Source, draft: Draft) -> None:
     """Write the experiment of a command line of OpenRLHF."""
     draft.put("pipeline", "rlvr" if source.in_rlvr else PIPELINES[source.trainer])
     role, optim = source.role, "actor." if source.in_rlvr else ""
+    _count_rows(source, draft)
     targets = source.get("ds.lora.target_modules")
     alpha, dropout = source.number("ds.lora.alpha"), source.get("ds.lora.dropout")
     put_adapter(draft, role, source.count("ds.lora.rank"), alpha, targets, dropout)
@@ -55,6 +56,20 @@ def build_openrlhf(source: Source, draft: Draft) -> None:
         _sampled(source, draft)
     else:
         _given_rows(source, draft)
+
+
+def _count_rows(source: Source, draft: Draft) -> None:
+    """Bound the number of rows by `data.max_samples`."""
+    if not (most := source.count("data.max_samples")):
+        return
+    if source.rows is None:
+        draft.note(
+            "assumed", "data.max_samples", f"the files have at least these {most:,} rows; else give --rows NUMBER"
+        )
+        source.rows = most
+    elif source.rows > most:
+        draft.note("lost", "data.max_samples", f"all {source.rows:,} rows are read; give a file with {most:,} of them")
+        source.rows = most
 
 
 def _schedule(source: Source, draft: Draft, role: str, prefix: str) -> None:
@@ -155,7 +170,7 @@ def _step(source: Source, draft: Draft) -> None:
         draft.note("changed", "rollout.vllm_generate_batch_size", said)
     epochs = source.count("train.max_epochs")
     draft.put("ppo_epochs", epochs if epochs > 1 else None)
-    put_steps(draft, source, "train.num_episodes", source.number("train.num_episodes"), prompts, None)
+    put_steps(draft, source, ("train.num_episodes",), prompts, None)
     if source.get("train.async_enable"):
         draft.put("async_generation_ratio", source.count("train.async_queue_size"))
 
@@ -289,7 +304,7 @@ def _prompts(source: Source, draft: Draft) -> None:
     if "score" not in draft.at("rewards"):
         draft.put(f"{at}.ground_truth", source.get("data.label_key"))
     every = source.count("eval.steps")
-    if (files := source.get("eval.dataset")) and every > 0:
+    if every > 0 and (files := source.get("eval.dataset")):
         draft.put("eval_steps", every)
         columns = {key: value for key, value in draft.at(at).items() if key not in ("file_name", "split")}
         split = source.get("eval.split")
@@ -319,7 +334,7 @@ def _given_rows(source: Source, draft: Draft) -> None:
     draft.put(f"{at}.file_name", as_files(source.get("data.dataset") or "data/train.jsonl"))
     _columns(source, draft, at)
     every = source.count("eval.steps")
-    if (files := source.get("eval.dataset")) and every > 0:
+    if every > 0 and (files := source.get("eval.dataset")):
         draft.put("eval_steps", every)
         columns = {key: value for key, value in draft.at(at).items() if key not in ("file_name", "split")}
         draft.put("validation.data_args", {"file_name": as_files(files), **columns})

@@ -114,18 +114,26 @@ def put_names(draft: Draft, name: str, folder: str | None) -> None:
     draft.put("output_dir", folder or "./output/${exp_name}")
 
 
-def put_steps(draft: Draft, source: Source, place: str, epochs: float, prompts: int, most: int | None) -> None:
-    """Set `max_steps` of `rlvr`: the given number, or that of the epochs, for which the number of rows is needed."""
+def put_steps(draft: Draft, source: Source, places: Sequence[str], prompts: int, most: int | None) -> None:
+    """Set `max_steps` of `rlvr`: the given number, or that of the epochs, for which the number of rows is needed.
+
+    Args:
+        draft: the experiment.
+        source: the source.
+        places: keys of the number of epochs.
+        prompts: prompts of a step.
+        most: the number of steps, if the source says it.
+    """
     if most:
         draft.put("max_steps", most)
-    elif source.rows:
+        return
+    epochs = source.number(*places)
+    if source.rows:
         draft.put("max_steps", max(1, math.floor(epochs * source.rows / prompts)))
     else:
         draft.put("max_steps", 1)
-        said = (
-            f"{epochs:g} epochs are {epochs:g} x rows / {prompts} steps, and the rows cannot be counted: max_steps is 1"
-        )
-        draft.note("assumed", place, f"{said}; give --rows NUMBER")
+        said = f"{epochs:g} epochs are {epochs:g} x rows / {prompts} steps, and the rows cannot be counted"
+        draft.note("assumed", places[-1], f"{said}: max_steps is 1; give --rows NUMBER")
 
 
 def updates_of(draft: Draft, place: str, total: int, update: int) -> int:

@@ -43,6 +43,8 @@ def translated(source: Source, build: Callable[[Source, Draft], None]) -> Draft:
         problem = f"{name} is a model of text and images, and roll trains models of text only"
         raise ConfigError(Fault("pretrain", problem, "leave it with its program", "not_supported"))
     build(source, draft)
+    if not draft.at("pretrain"):
+        draft.note("lost", "pretrain", "the source names no model: add `pretrain: FOLDER`, or a name of the Hub")
     for key, value in source.given.items():
         _remark(key, value, rules.get(key), source, draft)
     return draft

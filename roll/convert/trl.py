@@ -96,21 +96,23 @@ def _names(source: Source, draft: Draft) -> None:
     put_names(draft, name, folder)
     if (trackers := source.get("report_to")) is not None:
         put_trackers(draft, "report_to", trackers, source.get("wandb_project"))
-    files, split, held_out, of_held_out = _files(source, draft)
+    strategy = source.get("eval_strategy", "evaluation_strategy")
+    files, split, held_out, of_held_out = _files(source, draft, strategy in ("steps", "epoch"))
     at = f"{source.role}.data_args"
     draft.put(f"{at}.file_name", files)
     draft.put(f"{at}.split", split if split != "train" else None)
     draft.put(f"{at}.preprocessing_num_workers", source.get("dataset_num_proc"))
     draft.put(f"{at}.chat_template_kwargs", source.get("chat_template_kwargs"))
-    strategy = source.get("eval_strategy", "evaluation_strategy")
-    if strategy in ("steps", "epoch") and held_out is not None:
+    if held_out is not None:
         draft.put("validation.data_args.file_name", held_out)
         draft.put("validation.data_args.split", of_held_out)
 
 
-def _files(source: Source, draft: Draft) -> tuple[Any, str, Any, str]:
-    """Return the training files and their split, and the held-out files and theirs."""
-    split, held_out = str(source.get("dataset_train_split")), str(source.get("dataset_test_split"))
+def _files(source: Source, draft: Draft, validates: bool) -> tuple[Any, str, Any, str]:
+    """Return the training files and their split, and the held-out files, None without a validation, and theirs."""
+    split, held_out = str(source.get("dataset_train_split")), "test"
+    if validates:
+        held_out = str(source.get("dataset_test_split"))
     mixture = source.get("dataset_mixture", "datasets")
     if isinstance(mixture, Mapping):
         mixture = mixture.get("datasets")
@@ -121,7 +123,7 @@ def _files(source: Source, draft: Draft) -> tuple[Any, str, Any, str]:
         if name is None:
             draft.note("assumed", "dataset_name", "data/train.jsonl")
         files = as_files(name or "data/train.jsonl")
-        return files, split, files, held_out
+        return files, split, files if validates else None, held_out
     entries = [entry for entry in mixture if isinstance(entry, Mapping)]
     splits = [(entry.get("id") or entry.get("path"), str(entry.get("split", "train"))) for entry in entries]
     trained = [(name, one) for name, one in splits if not one.startswith("test")]
@@ -136,7 +138,7 @@ def _files(source: Source, draft: Draft) -> tuple[Any, str, Any, str]:
     return (
         as_files(names or "data/train.jsonl"),
         next(iter(kinds), split),
-        as_files([tested[0][0]]) if tested else None,
+        as_files([tested[0][0]]) if tested and validates else None,
         tested[0][1] if tested else held_out,
     )
 
@@ -196,14 +198,8 @@ def _step(source: Source, draft: Draft) -> None:
     draft.put("actor_train.training_args.per_device_train_batch_size", device)
     of_step = updates * source.count("num_iterations")
     most = source.count("max_steps")
-    put_steps(
-        draft,
-        source,
-        "num_train_epochs",
-        source.number("num_train_epochs"),
-        prompts,
-        max(1, most // of_step) if most > 0 else None,
-    )
+    steps = max(1, most // of_step) if most > 0 else None
+    put_steps(draft, source, ("num_train_epochs",), prompts, steps)
     if source.get("save_strategy") == "steps":
         draft.put("save_steps", max(1, _steps_of(source, "save_steps", draft.at("max_steps") * of_step) // of_step))
     elif source.get("save_strategy") == "epoch":
@@ -242,14 +238,15 @@ def _policy_loss(source: Source, draft: Draft) -> None:
     by_level = "gspo" if level == "sequence" or kind not in AGGREGATES else "ppo"
     loss = kind if kind in ("cispo", "sapo") else by_level
     draft.put("policy_loss", loss)
-    low, high = source.number("epsilon"), source.get("epsilon_high")
     if loss == "sapo":
         draft.put("sapo_positive_temperature", source.get("sapo_temperature_pos"))
         draft.put("sapo_negative_temperature", source.get("sapo_temperature_neg"))
     elif loss == "cispo":
         draft.put("pg_clip_low", 1)
-        draft.put("pg_clip_high", max((source.number("epsilon_high") or low) - 1, 0.001))
+        bound = source.number("epsilon_high") or source.number("epsilon")
+        draft.put("pg_clip_high", max(bound - 1, 0.001))
     else:
+        low, high = source.number("epsilon"), source.get("epsilon_high")
         draft.put("pg_clip_low", low)
         draft.put("pg_clip_high", low if high is None else high)
     if loss == "ppo":
@@ -318,13 +315,14 @@ def _given_rows(source: Source, draft: Draft) -> None:
     put_rows(
         draft, role, total, source.count("per_device_train_batch_size"), source.gpus, "per_device_train_batch_size"
     )
-    epochs, most = source.number("num_train_epochs"), source.count("max_steps")
-    if epochs != int(epochs):
-        draft.note("changed", "num_train_epochs", f"{epochs:g} becomes {max(1, round(epochs))}: passes are whole")
-    if most > 0:
+    if (most := source.count("max_steps")) > 0:
         draft.put("max_steps", most)
-        epochs = max(epochs, 1000)  # TRL repeats the rows until max_steps
-    draft.put(f"{role}.training_args.num_train_epochs", max(1, round(epochs)))
+        draft.put(f"{role}.training_args.num_train_epochs", most)  # TRL repeats the rows until max_steps
+    else:
+        epochs = source.number("num_train_epochs")
+        if epochs != int(epochs):
+            draft.note("changed", "num_train_epochs", f"{epochs:g} becomes {max(1, round(epochs))}: passes are whole")
+        draft.put(f"{role}.training_args.num_train_epochs", max(1, round(epochs)))
     draft.put("max_length", source.count("max_seq_length", "max_length"))
     draft.put("truncation", "start" if source.get("truncation_mode") == "keep_end" else "end")
     every = {"steps": source.count("save_steps") or 500, "epoch": "epoch"}.get(str(source.get("save_strategy")))

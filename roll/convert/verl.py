@@ -137,8 +137,7 @@ def _steps(source: Source, draft: Draft) -> None:
     draft.put("updates_per_step", updates if updates > 1 else None)
     drawn_in_all = source.count("rollout.total_rollout_steps")
     most = drawn_in_all // prompts if drawn_in_all else source.count("trainer.total_training_steps")
-    epochs = source.number("rollout.total_epochs", "trainer.total_epochs")
-    put_steps(draft, source, "trainer.total_epochs", epochs, prompts, most or None)
+    put_steps(draft, source, ("rollout.total_epochs", "trainer.total_epochs"), prompts, most or None)
 
 
 def _optimizer(source: Source, draft: Draft) -> None:
@@ -325,8 +324,7 @@ def _rows(source: Source, draft: Draft) -> None:
         draft.note("assumed", "data.train_files", "data/train.parquet")
     every = source.count("rollout.test_freq", "trainer.test_freq")
     before = source.get("trainer.val_before_train")
-    files = source.get("data.val_files")
-    if not files or not (every > 0 or before):
+    if not (every > 0 or before) or not (files := source.get("data.val_files")):
         return
     draft.put("eval_steps", every if every > 0 else draft.at("max_steps"))
     if every > 0 and not before:

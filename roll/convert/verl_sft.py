@@ -52,7 +52,7 @@ def _columns(source: Source, draft: Draft) -> None:
             inner = inner if isinstance(inner, list) else []
             draft.put(f"{at}.{key}", ".".join([str(column), *map(str, inner)]))
     every = source.count("trainer.test_freq")
-    if (files := source.get("data.val_files")) and every > 0:
+    if every > 0 and (files := source.get("data.val_files")):
         draft.put("eval_steps", every)
         draft.put("validation.data_args", {**draft.at(at), "file_name": as_files(files)})
 

@@ -363,6 +363,7 @@ def counterparts_of_block(name: str, block: Any, root: type[BaseModel]) -> str |
         return None
     more = f"; and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
     of = f"this is a block of {PROGRAMS[name]}; " if name in PROGRAMS else ""
+    of += "python -m roll.convert translates the whole script; " if PROGRAMS.get(name) == "verl" else ""
     return f"{of}use these keys: " + "; ".join(known[:MOST_NAMED]) + more
 
 

@@ -201,7 +201,14 @@ def test_indivisible_updates_are_said(draft: Any) -> None:
 def test_unknown_rows_make_one_step_and_note(draft: Any) -> None:
     found = draft(VERL, rows=None)
     assert found.at("max_steps") == 1
-    assert [note.place for note in found.of_kind("assumed")] == ["trainer.total_epochs"]
+    assert "trainer.total_epochs" in {note.place for note in found.of_kind("assumed")}
+
+
+def test_what_another_key_overrides_is_said(draft: Any) -> None:
+    script = f"{VERL} trainer.total_training_steps=7 trainer.total_epochs=3 data.val_files=b.parquet"
+    found = draft(f"{script} trainer.val_before_train=False")
+    assert found.at("max_steps") == 7 and found.at("validation") is None
+    assert {"trainer.total_epochs", "data.val_files"} <= {note.place for note in found.of_kind("idle")}
 
 
 def test_preferences_keep_pairs_of_an_update(draft: Any, tmp_path: Path) -> None:

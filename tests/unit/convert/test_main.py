@@ -82,7 +82,7 @@ def test_variables_can_be_set(working_folder: Path, capsys: pytest.CaptureFixtur
     script = "python -m verl.trainer.main_ppo actor_rollout_ref.model.path=$LLM data.train_files=a.parquet"
     assert convert(working_folder, "run.sh", script) == 0
     printed = capsys.readouterr()
-    assert "pretrain" not in printed.out.replace("actor_rollout_ref", "") and "LLM" in printed.err
+    assert "\npretrain:" not in printed.out and "LLM" in printed.err and "  pretrain: " in printed.err
     assert convert(working_folder, "run.sh", script, "--set", "LLM=Qwen/Qwen3-8B") == 0
     assert "pretrain: Qwen/Qwen3-8B\n" in capsys.readouterr().out
 
