@@ -186,8 +186,13 @@ def _losses(source: Source, draft: Draft) -> None:
     draft.put("dual_clip_loss", None if gspo else source.get("actor.dual_clip"))
     draft.put("loss_agg_mode", "seq-mean-token-mean" if gspo else "token-mean")
     draft.put("entropy_loss_coef", source.get("actor.entropy_coef"))
+    corrected = bool(source.get("algo.advantage.is_correction_enable"))
     draft.put("behaviour_log_probs", "trainer")
-    if source.get("algo.advantage.is_correction_enable"):
+    if draft.at("async_generation_ratio") and not corrected:
+        draft.put("behaviour_log_probs", "engine")
+        said = "generation runs ahead, so ratios are to the engine's log-probs, not to those of the trainer"
+        draft.note("changed", "train.async_enable", said)
+    if corrected:
         kind = _named(source, draft, "algo.advantage.is_correction_type", CORRECTIONS, "tis")
         low, high = source.pair("algo.advantage.is_correction_threshold")
         draft.put("mismatch_correction", kind)

@@ -293,11 +293,12 @@ def _log_probs(source: Source, draft: Draft) -> None:
     bypass = source.get(f"{at}.bypass_mode") or source.get("async_training.use_rollout_log_probs")
     if loss == "pg":
         return
-    if runs_ahead and not bypass:
-        draft.note("changed", f"{at}.bypass_mode", "generation runs ahead, so ratios are to the engine's log-probs")
-    from_engine = bool(bypass) or runs_ahead
-    draft.put("behaviour_log_probs", "engine" if from_engine else "trainer")
     weights, rejected = source.get(f"{at}.rollout_is"), source.get(f"{at}.rollout_rs")
+    corrected = weights is not None or rejected is not None
+    if runs_ahead and not bypass and not corrected:
+        draft.note("changed", f"{at}.bypass_mode", "generation runs ahead, so ratios are to the engine's log-probs")
+    from_engine = bool(bypass) or (runs_ahead and not corrected)
+    draft.put("behaviour_log_probs", "engine" if from_engine else "trainer")
     if weights is None and rejected is None:
         return
     kind = CORRECTIONS.get((str(weights or ""), str(rejected or "")))

@@ -136,6 +136,15 @@ FACTS = [
             "prompt_length": 2048,
         },
     ),
+    # ratios of stale responses are to the policy that sampled, unless a correction weights them
+    (
+        f"{OPENRLHF} --train.async_enable --train.async_queue_size 2",
+        {"async_generation_ratio": 2, "behaviour_log_probs": "engine", "mismatch_correction": None},
+    ),
+    (
+        f"{OPENRLHF} --train.async_enable --algo.advantage.is_correction_enable",
+        {"behaviour_log_probs": "trainer", "mismatch_correction": "tis", "mismatch_cap": 5.0},
+    ),
     # completions of a step = 8 x 4 x 8, of an update = half of them; 100 updates are 50 steps
     (
         {**TRL, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 4},
