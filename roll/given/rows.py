@@ -61,7 +61,9 @@ def _parquet(rows: Any, folder: Path, place: str, name: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         schema = rows.features.arrow_schema
-        with ParquetWriter(partial, schema) as writer:  # Dataset.to_parquet would show a progress bar
+        with ParquetWriter(
+            partial, schema, write_page_checksum=True
+        ) as writer:  # Dataset.to_parquet would show a progress bar
             for table in rows.with_format("arrow").iter(ROWS):
                 writer.write_table(table.cast(schema))
         with partial.open("rb") as stream:
