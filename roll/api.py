@@ -51,6 +51,7 @@ Reward = Callable[..., Any] | str
 """A reward function, or the name of one."""
 IN_PYTHON = {"--config-name": "experiment", "--config-path": "config_path", "command line": "overrides"}
 """Arguments in place of parts of the command line, for messages."""
+FLAG = re.compile(r"--([a-z-]+)")
 CHOICE = re.compile(r"--config-path (\S+) --config-name (\S+)")
 
 
@@ -206,12 +207,22 @@ def evaluate(request: Request | str | Path, **options: Any) -> EvaluationResult:
         RollError: A part of the evaluation failed.
         KeyboardInterrupt: The evaluation was interrupted. The samples so far are written.
     """
-    asked = _request(request, options)
-    if asked.dry_run:
-        raise ConfigError(Fault("dry_run", "true", "use python -m roll.evaluate --dry-run", "not_supported"))
-    with ActivityDisplay(Console(stderr=True)) as life:
-        life.driver("loading models and data")
-        return run_evaluation(plan_evaluation(asked, find_subject(asked.subject)), life)
+    try:
+        asked = _request(request, options)
+        if asked.dry_run:
+            raise ConfigError(Fault("dry_run", "true", "use python -m roll.evaluate --dry-run", "not_supported"))
+        with ActivityDisplay(Console(stderr=True)) as life:
+            life.driver("loading models and data")
+            return run_evaluation(plan_evaluation(asked, find_subject(asked.subject)), life)
+    except BadInput as error:
+        raise type(error)(*map(_as_option, error.faults)) from None
+
+
+def _as_option(fault: Fault) -> Fault:
+    """Return a fault of `roll.evaluate` with the names of options in place of flags."""
+    texts = (fault.place.replace("SUBJECT", "request"), fault.problem, fault.remedy)
+    place, problem, remedy = (FLAG.sub(lambda flag: flag[1].replace("-", "_"), text) for text in texts)
+    return replace(fault, place=place, problem=problem, remedy=remedy)
 
 
 def _request(request: Request | str | Path, options: dict[str, Any]) -> Request:

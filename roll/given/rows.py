@@ -61,9 +61,8 @@ def _parquet(rows: Any, folder: Path, place: str, name: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         schema = rows.features.arrow_schema
-        with ParquetWriter(
-            partial, schema, write_page_checksum=True
-        ) as writer:  # Dataset.to_parquet would show a progress bar
+        # Dataset.to_parquet would show a progress bar, and write no checksums.
+        with ParquetWriter(partial, schema, write_page_checksum=True) as writer:
             for table in rows.with_format("arrow").iter(ROWS):
                 writer.write_table(table.cast(schema))
         with partial.open("rb") as stream:

@@ -172,6 +172,25 @@ def test_faults_name_the_argument(
     assert not list(tmp_path.rglob("*.py"))
 
 
+@pytest.mark.parametrize(
+    ("options", "place", "code"),
+    [
+        ({"sample": 3}, "sample", "unknown_key"),
+        ({"dry_run": True}, "dry_run", "not_supported"),
+        ({"data": 5, "reward": "exact_match"}, "data", "wrong_type"),
+        ({"data": [{"prompt": "1", "ground_truth": "1"}]}, "reward", "missing"),
+        ({"reward": "exact_match"}, "data", "missing"),
+        ({"reward": "exact_match", "data": "absent.jsonl"}, "data", "not_found"),
+    ],
+)
+def test_faults_of_an_evaluation_name_the_option(
+    options: dict[str, Any], place: str, code: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        roll.evaluate(tiny_model, output=tmp_path, max_new_tokens=8, overrides="prompt_length=8", **options)
+    assert (caught.value.faults[0].place, caught.value.faults[0].code) == (place, code), caught.value
+
+
 def test_a_dry_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="load_config has checked everything"):
         train(load_config("tiny/tiny_warm_up", ["dry_run=true"]))
