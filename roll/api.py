@@ -20,7 +20,8 @@ from roll.config.load.loader import resolution_fault
 from roll.config.plan.plan import make_plan
 from roll.config.schema.pipelines import Config
 from roll.config.schema.roles import ExperimentConfig
-from roll.errors import BadInput, ConfigError, Fault, RollError
+from roll.errors import BadInput, ConfigError, Fault
+from roll.errors import RollError as RollError
 from roll.evaluation.request import Request
 from roll.evaluation.results import EvaluationResult
 from roll.evaluation.run import run_evaluation
@@ -33,17 +34,6 @@ from roll.runs.checkpointer import EXPORT
 from roll.tracking.jsonl import METRICS_FILE, read_ends
 from roll.tracking.life import ActivityDisplay
 from roll.types import Metrics
-
-__all__ = [
-    "BadInput",
-    "EvaluationResult",
-    "Request",
-    "RollError",
-    "TrainResult",
-    "evaluate",
-    "load_config",
-    "train",
-]
 
 Experiment = str | Path | Mapping[str, Any] | DictConfig | ExperimentConfig
 """Name of an experiment, path of a YAML file, blocks of keys, or a checked configuration."""

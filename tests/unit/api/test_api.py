@@ -14,7 +14,7 @@ import yaml
 
 import roll
 import roll.api
-from roll.api import load_config, train
+from roll.api import evaluate, load_config, train
 from roll.config.load.compose import parsed_override
 from roll.config.schema.offline import SftConfig
 from roll.errors import ConfigError
@@ -128,7 +128,7 @@ def test_words_keep_python_values(value: Any) -> None:
 
 def test_the_package_shows_its_public_names() -> None:
     assert sorted(dir(roll)) == sorted([*roll.__all__, "__version__"])
-    assert set(roll.__all__) == set(roll.api.__all__)
+    assert all(hasattr(roll.api, name) for name in roll.__all__)
     with pytest.raises(AttributeError, match="it has .*train"):
         _ = roll.fit
 
@@ -187,7 +187,7 @@ def test_faults_of_an_evaluation_name_the_option(
     options: dict[str, Any], place: str, code: str, tmp_path: Path, tiny_model: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        roll.evaluate(tiny_model, output=tmp_path, max_new_tokens=8, overrides="prompt_length=8", **options)
+        evaluate(tiny_model, output=tmp_path, max_new_tokens=8, overrides="prompt_length=8", **options)
     assert (caught.value.faults[0].place, caught.value.faults[0].code) == (place, code), caught.value
 
 
