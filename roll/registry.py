@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 Entry = TypeVar("Entry")
@@ -50,8 +54,40 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
 def imported(name: str) -> Any:
     """Return the object that `package.module:Name` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    module, attribute = split_path(name)
+    return getattr(imported_module(module), attribute)
+
+
+def split_path(name: str) -> tuple[str, str]:
+    """Return the module or file, and the name in it, of `package.module:Name` or `FILE.py:Name`. The name is empty
+    without a colon.
+    """
+    module, _, attribute = name.rpartition(":") if ".py:" in name else name.partition(":")
+    return module, attribute
+
+
+def imported_module(name: str) -> ModuleType:
+    """Import `package.module`, or the file of a name that ends with `.py`, relative to the working directory.
+
+    Raises:
+        ModuleNotFoundError: there is no such module or file.
+        Exception: any error of the module itself.
+    """
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = os.path.abspath(name)  # also the module's name, so that no file hides a module of another name
+    if path in sys.modules:
+        return sys.modules[path]
+    spec = importlib.util.spec_from_file_location(path, path)
+    if spec is None or spec.loader is None or not os.path.isfile(path):
+        raise ModuleNotFoundError(f"there is no file '{name}'", name=name)
+    module = sys.modules[path] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path]
+        raise
+    return module
 
 
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:

@@ -21,13 +21,13 @@ LARGEST_ERROR * responses / kl_horizon."""
 Traits = TypeVar("Traits")
 Entry = TypeVar("Entry")
 Fields = Mapping[str, Any]
-PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+PATH = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")
 DECLARED = "declared_traits"
 """The attribute that `declares` sets."""
 
 
 def is_path(name: object) -> TypeGuard[str]:
-    """Return whether a name refers to user code, in the form `package.module:Name`."""
+    """Return whether a name refers to user code, in the form `package.module:Name` or `FILE.py:Name`."""
     return isinstance(name, str) and PATH.fullmatch(name) is not None
 
 

@@ -76,6 +76,7 @@ def run_evaluation(evaluation: Evaluation, life: ActivityDisplay) -> EvaluationR
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
             groups = run_in_loop(partial(_answers, evaluation, config, inputs, session, interrupt, progress, life))
+        life.driver("computing the results")
         _print_stage("all responses are scored; computing the results")
         sets = {name: set_result(name, found, _samples(config, name), inputs.bars) for name, found in groups.items()}
         notices = StepNotices(inputs.watches).after(
@@ -117,7 +118,9 @@ async def _answers(
             async with session.watched():
                 roles = Roles(config, evaluation.plan, session, stack)
                 async with roles.liveness.watched(is_trainer_side), guarded(show_activity(roles, life)):
-                    return await held_out_groups(config, inputs, roles, evaluation.request.limit, progress)
+                    groups = await held_out_groups(config, inputs, roles, evaluation.request.limit, progress)
+                    life.driver("ending the roles")
+                    return groups
 
 
 class EvaluationProgress:

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from roll.errors import ConfigError, Fault
+from roll.export.quiet import quiet_libraries
 from roll.system.command import run_command
 from roll.system.own_folder import new_folder
 from roll.tracking.life import ActivityDisplay
@@ -64,8 +65,7 @@ def export(path: Path, out: Path, wish: str | None) -> str:
         DataError: the model from which the training started cannot be read.
         CheckpointError: the checkpoint is incomplete or damaged.
     """
-    from roll.export import convert  # Imported here, so that `--help` and the report of a wrong path do not need torch.
-    from roll.export.source import find_source
+    from roll.export.source import find_source  # Imported here, so that `--help` does not need torch.
 
     if out.exists():
         raise ConfigError(
@@ -90,7 +90,9 @@ def export(path: Path, out: Path, wish: str | None) -> str:
                 "not_supported",
             )
         )
-    with _atomic_folder(out) as folder:
+    with quiet_libraries(), _atomic_folder(out) as folder:
+        from roll.export import convert  # Imported here, so that the report of a wrong path does not need DeepSpeed.
+
         if form == "universal":
             convert.write_universal(source, folder)
         elif form == "peft":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from roll.algorithms.methods import declared
 from roll.config.derived.domains import is_async, only_side_by_side
 from roll.config.shipped import known_rewards
 from roll.errors import ConfigError, Fault
-from roll.registry import Registry, nearest
+from roll.registry import Registry, imported_module, nearest, split_path
 from roll.rewards.verdicts import RewardPart
 from roll.types import FP32_MAX, RewardOutcome, RewardResult
 
@@ -32,7 +31,7 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     """Return the reward function called `name`.
 
     A plain name refers to a function that `roll/rewards/functions/<name>.py` registers. `package.module:function`
-    refers to any other function.
+    or `FILE.py:function` refers to any other function.
 
     Args:
         place: the configuration key that errors report.
@@ -40,11 +39,11 @@ def load_reward(name: str, place: str = "reward") -> RewardFunction:
     Raises:
         ConfigError: there is no such function, or its module cannot be imported.
     """
-    module_name, _, function_name = name.partition(":")
+    module_name, function_name = split_path(name)
     if not function_name and not name.isidentifier():
         raise ConfigError(Fault(place, f"'{name}' cannot be the name of a reward", _remedy(name), "malformed"))
     try:
-        module = importlib.import_module(module_name if function_name else f"{__package__}.functions.{name}")
+        module = imported_module(module_name if function_name else f"{__package__}.functions.{name}")
     except ModuleNotFoundError as error:
         raise ConfigError(Fault(place, f"no reward is named '{name}': {error}", _remedy(name), "not_found")) from error
     except Exception as error:

@@ -56,6 +56,7 @@ from roll.tracking.history import END_FILE, STARTS_FILE, read_starts, write_star
 from roll.tracking.jsonl import METRICS_FILE, JsonlTracker
 from roll.tracking.life import TICK, ActivityDisplay
 from roll.tracking.logs import RunLog
+from roll.tracking.report.live import LiveReport
 from roll.tracking.report.write import REPORT_FILE
 from roll.tracking.trackers import open_named
 
@@ -384,4 +385,8 @@ def _tracking(
 ) -> Tracking:
     record = JsonlTracker(Path(config.output_dir), resumed_step)
     last_step = BEFORE_FIRST if resumed_step is None else resumed_step
-    return Tracking(record, [console_tracker(config.exp_name, steps, life), StepLog(steps), *named], last_step)
+    return Tracking(
+        record,
+        [console_tracker(config.exp_name, steps, life), StepLog(steps), LiveReport(Path(config.output_dir)), *named],
+        last_step,
+    )

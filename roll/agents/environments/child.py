@@ -36,7 +36,7 @@ from roll.config.shipped import known_environments
 from roll.errors import ConfigError, EnvironmentFailed, Fault
 from roll.hosted.protocol import Served, serve
 from roll.hosted.raised import raised_where
-from roll.registry import nearest
+from roll.registry import imported_module, nearest, split_path
 
 if TYPE_CHECKING:  # the import takes a second and is needed only for MCP servers
     from roll.agents.mcp_tools import McpTools
@@ -94,7 +94,7 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
 def _class(name: str, place: str) -> Any:
     key, known = f"{place}.environment", known_environments()
     remedy = f"name one of {', '.join(known)}{nearest(name, known)}, or your own class as `package.module:Class`"
-    module_name, _, class_name = name.partition(":")
+    module_name, class_name = split_path(name)
     if not class_name and name not in known:
         raise ConfigError(Fault(key, f"no environment is named '{name}'", remedy, "unknown_name"))
     found = _imported(module_name if class_name else f"roll.agents.environments.{name}", name, key, remedy)
@@ -108,7 +108,7 @@ def _class(name: str, place: str) -> Any:
 
 def _imported(module: str, name: str, key: str, remedy: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return imported_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(Fault(key, f"'{name}' is not found: {error}", remedy, "not_found")) from error
     except Exception as error:
@@ -140,7 +140,7 @@ def _method_faults(make: Any, name: str, environment: str, key: str) -> list[Fau
 def _tools(names: tuple[str, ...], key: str) -> Tools:
     functions = []
     for name in names:
-        module_name, _, function_name = name.partition(":")
+        module_name, function_name = split_path(name)
         if not function_name:
             raise ConfigError(
                 Fault(

@@ -18,13 +18,14 @@ from typing import Any
 from roll.agents.gateway.agent import BASE_URL, CHECK, KEY
 from roll.errors import BAD_INPUT
 from roll.hosted.raised import raised_where
+from roll.registry import imported_module, split_path
 
 
 def import_agent(name: str) -> Callable[..., Any]:
     """Import a function by name. Raises ValueError if it is missing or does not accept row, base_url and api_key."""
-    module_name, _, function_name = name.partition(":")
+    module_name, function_name = split_path(name)
     try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
+        function = getattr(imported_module(module_name), function_name, None)
     except Exception as error:  # errors of the user's module have any type
         raise ValueError(f"'{module_name}' cannot be imported: {raised_where(error, importlib.__file__)}") from error
     if not callable(function):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from roll.config.checks.algorithm import credit_faults, credit_warnings, loss_faults, loss_warnings, method_faults
 from roll.config.checks.domains import domain_faults, environment_warnings
@@ -24,6 +25,7 @@ from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import ActorInferConfig, LearnerConfig, RoleConfig, RowsTrainConfig, ValidationConfig
+from roll.config.schema.secrets import HIDDEN
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -61,7 +63,7 @@ LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
 def experiment_faults(config: Config) -> list[Fault]:
     """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
     faults = [*rule_faults(config), *_experiment(config), *_learner(config), *method_faults(config)]
-    faults += determinism_faults(config)
+    faults += [*determinism_faults(config), *_secrets(config.model_dump(mode="json"))]
     for name, role in model_roles(config).items():
         faults += _kernels(name, role)
         target = role.model_args.lora_target
@@ -82,6 +84,18 @@ def experiment_faults(config: Config) -> list[Fault]:
         faults += on_policy_distillation_faults(config)
         faults += [*_same_policy(config), *domain_faults(config)]
     return faults
+
+
+def _secrets(tree: Any, place: str = "") -> Iterator[Fault]:
+    """Yield a fault for each value that the record of a run hides."""
+    if isinstance(tree, Mapping):
+        for key, below in tree.items():
+            yield from _secrets(below, f"{place}.{key}".lstrip("."))
+    elif isinstance(tree, list):
+        for number, below in enumerate(tree):
+            yield from _secrets(below, f"{place}[{number}]")
+    elif tree == HIDDEN:
+        yield Fault(place, "the record of a run holds no secrets", f"give it again: {place}=...", "missing")
 
 
 def _experiment(config: Config) -> Iterator[Fault]:

@@ -123,14 +123,16 @@ def parse(argv: Sequence[str]) -> CommandLine:
     name = flags.config_name
     file = find_in(Path(folder).resolve(), name, option) if folder else find_experiment(name)
     check_included(file)
-    overrides = [_parsed(word) for word in [*flags.overrides, *["hydra.mode=MULTIRUN"] * flags.multirun]]
+    overrides = [parsed_override(word) for word in [*flags.overrides, *["hydra.mode=MULTIRUN"] * flags.multirun]]
     for word in (_word(one) for one in overrides if one.key_or_group == GROUP and one.package is None):
         problem, remedy = f"{word} names no role", f"write +{GROUP}@ROLE.strategy_args.strategy_config=OPTION"
         raise ConfigError(Fault("command line", problem, remedy, "malformed"))
     searched = _search_path(file, flags, overrides)
     folders = [file.parent, *(Path(path.removeprefix("file://")) for path in searched if "pkg://" not in path)]
     overrides = [_adding(one, folders) for one in overrides if one.key_or_group != SEARCH_PATH]
-    return CommandLine(file, flags, [*overrides, *[_parsed(f"{SEARCH_PATH}={searched}")] * bool(searched)], folders)
+    return CommandLine(
+        file, flags, [*overrides, *[parsed_override(f"{SEARCH_PATH}={searched}")] * bool(searched)], folders
+    )
 
 
 def _search_path(file: Path, flags: argparse.Namespace, overrides: Sequence[Override]) -> list[str]:
@@ -143,7 +145,7 @@ def _search_path(file: Path, flags: argparse.Namespace, overrides: Sequence[Over
     return [*map(str, given[-1] if given else search_path_of(file)), *presets, *more]
 
 
-def _parsed(word: str) -> Override:
+def parsed_override(word: str) -> Override:
     """Parse one override.
 
     Raises:
@@ -190,7 +192,7 @@ def _dirname(words: Sequence[str], typed: Sequence[str], settings: DictConfig) -
     """
     chosen, own = settings.config.override_dirname, {word.partition("=")[0] for word in typed}
     left_out, named = {*OF_THE_RUN, *chosen.exclude_keys}, []
-    for word, override in zip(words, map(_parsed, words), strict=True):
+    for word, override in zip(words, map(parsed_override, words), strict=True):
         if override.is_hydra_override() or override.key_or_group in left_out or OVERRIDES in word:
             continue
         named.append(word if word.partition("=")[0] in own else word.removeprefix("++"))
@@ -261,7 +263,7 @@ class _Experiment:
             files = self._files([_word(override) for override in overrides])
             is_sweep = files.hydra.mode == RunMode.MULTIRUN
             if is_sweep:
-                own = [_parsed(f"{key}={value}") for key, value in (files.hydra.sweeper.params or {}).items()]
+                own = [parsed_override(f"{key}={value}") for key, value in (files.hydra.sweeper.params or {}).items()]
                 overrides = [*(_adding(one, self.line.folders) for one in own), *overrides]
                 jobs = self._sweep(overrides)
             else:
@@ -306,7 +308,7 @@ class _Experiment:
 
     def _job(self, files: DictConfig, words: Sequence[str]) -> DictConfig:
         """Compose one job. `files` has the overrides of Hydra's own keys."""
-        overrides = [_parsed(word) for word in words]
+        overrides = [parsed_override(word) for word in words]
         for override in overrides:
             self._check_preset(override, words)
         faults = _value_faults([one for one in overrides if not _chooses(one, self.line.folders)], self._files(words))
@@ -333,7 +335,7 @@ class _Experiment:
 
     def _files(self, words: Sequence[str]) -> DictConfig:
         """Return the composed files that the overrides choose, before any override of a value."""
-        chosen = tuple(word for word in words if _chooses(_parsed(word), self.line.folders))
+        chosen = tuple(word for word in words if _chooses(parsed_override(word), self.line.folders))
         if chosen not in self._composed:
             name = self.line.file.stem
             composed = self.loader.load_configuration(
@@ -398,6 +400,41 @@ def without_hydra(composed: DictConfig) -> DictConfig:
     with read_write(job), open_dict(job):
         job.pop("hydra", None)
     return job
+
+
+def overridden(composed: DictConfig, words: Sequence[str]) -> DictConfig:
+    """Return a copy of a composed configuration in which overrides set or delete (`~key`) values.
+
+    Raises:
+        ConfigError: an override is malformed or one of a sweep, or cannot be applied.
+    """
+    overrides = [parsed_override(word) for word in words]
+    for override in overrides:
+        if override.is_sweep_override() or "/" in override.key_or_group:
+            problem, remedy = f"'{_word(override)}' does not set one key to one value", "give only key=value"
+            raise ConfigError(Fault("command line", problem, remedy, "not_supported"))
+    if faults := list(_value_faults(overrides, composed)):
+        raise ConfigError(*faults)
+    changed = copy.deepcopy(composed)
+    with read_write(changed), open_dict(changed):
+        for override in overrides:
+            try:
+                _apply(override, changed)
+            except OmegaConfBaseException as error:
+                raise ConfigError(resolution_fault(error)) from None
+    return changed
+
+
+def _apply(override: Override, changed: DictConfig) -> None:
+    key = override.key_or_group
+    if not override.is_delete():
+        OmegaConf.update(changed, key, override.value(), merge=True, force_add=True)
+        return
+    above, _, last = key.rpartition(".")
+    block = OmegaConf.select(changed, above) if above else changed
+    if not isinstance(block, DictConfig) or last not in block:
+        raise ConfigError(Fault(f"~{key}", "there is no such key", "leave it out", "not_found"))
+    del block[last]
 
 
 def _word(override: Override) -> str:

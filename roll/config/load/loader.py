@@ -202,6 +202,8 @@ def _check(done: Translation, imports: bool) -> LoadedConfig:
     faults = [*faults, *wrong]
     try:
         config = _validated(values, schema, methods)
+        if values.keys() >= {key for key, field in schema.model_fields.items() if field.default is not None}:
+            config = _validated(_chosen(config), schema, methods)
     except ValidationError as error:
         named = {fault.place for fault in faults}
         faults += [fault for fault in schema_faults(error, schema, values) if fault.place not in named]
@@ -210,6 +212,23 @@ def _check(done: Translation, imports: bool) -> LoadedConfig:
         except ValidationError:
             config = None
     return LoadedConfig(config if done.is_whole and not wrong else None, faults)
+
+
+def _chosen(config: Config) -> dict[str, Any]:
+    """Return the values of the record of a run, the only file with every key, without those that equal a default: keys
+    that a method does not read may not be set. The nulls of a block stay, because they may choose something, such as a
+    `lora_target` that a file sets to null beside its `lora_rank`.
+    """
+    chosen = config.model_dump(mode="json", exclude_defaults=True)
+    whole = config.model_dump(mode="json")
+    return {key: _with_nulls(value, whole[key]) for key, value in chosen.items()}
+
+
+def _with_nulls(chosen: Any, whole: Any) -> Any:
+    if not isinstance(chosen, dict):
+        return chosen
+    nulls = {key: None for key, value in whole.items() if value is None}
+    return nulls | {key: _with_nulls(value, whole[key]) for key, value in chosen.items()}
 
 
 def _deciding_key(values: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,6 @@ ask, in this process                        main, in the child
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import json
 import os
@@ -32,7 +31,7 @@ from roll.config.schema.base import StrictConfig, variable_text
 from roll.config.schema.faults import printable, schema_faults
 from roll.config.shipped import known_rewards
 from roll.errors import Fault, FaultCode
-from roll.registry import imported, nearest
+from roll.registry import imported, imported_module, nearest, split_path
 from roll.system.orphans import die_with
 
 IMPORT_SECONDS = 120.0
@@ -223,9 +222,15 @@ def _inspect(part: UserPart, kind: MethodKey | None) -> tuple[list[Fault], dict[
 
 
 def _imported(part: UserPart) -> Any:
-    name, _, attribute = part.name.partition(":")
+    name, attribute = split_path(part.name)
+    if name == "__main__" or part.kind and name.endswith(".py"):
+        problem = f", but {'the program itself' if name == '__main__' else 'a file'} cannot be imported by name"
+        if part.kind:
+            raise PartRefused(part, f"{problem} in every process", "put it into a module: package.module:Name", "unfit")
+        remedy = "give the function itself to roll.train, or put it into a module: package.module:Name"
+        raise PartRefused(part, problem, remedy, "not_found")
     try:
-        module = importlib.import_module(name)
+        module = imported_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             here = sorted(file.removesuffix(".py") for file in os.listdir() if file.endswith(".py"))
@@ -272,7 +277,7 @@ def _own_names(module: ModuleType) -> list[str]:
 
 def _keys_of_function(part: UserPart, kind: MethodKey | None, entry: Any) -> type[BaseModel]:
     noun, call = (kind.noun, kind.call) if kind else ("a reward", REWARD[part.group])
-    form = f"def {part.name.partition(':')[2]}({', '.join(call)}, *, a_key: float = 1.0)"
+    form = f"def {split_path(part.name)[1]}({', '.join(call)}, *, a_key: float = 1.0)"
     if not callable(entry) or (kind and inspect.isclass(entry)):
         raise PartRefused(part, f" is a {_type_of(entry)}, but {noun} is a function", f"write it as {form}", "unfit")
     if kind and is_async(entry):

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from roll.algorithms.methods import Method, MethodKey, is_path
+from roll.errors import ConfigError, Fault
 
 NO_METHOD = "no_method"
 """Type of pydantic's error for an unknown name."""
@@ -122,3 +123,8 @@ class StrictConfig(BaseModel):
     """Base class of all blocks of the configuration: strictly typed, frozen, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to change a checked value. Raises ConfigError, in place of pydantic's error about its model."""
+        problem, remedy = f"{value!r:.80}: a checked configuration cannot be changed", f"give {name}= to load_config"
+        raise ConfigError(Fault(name, problem, remedy, "not_supported"))

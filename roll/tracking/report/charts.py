@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from roll.tracking.report.records import Row, names_like, series
+from roll.tracking.report.records import Row, constants, is_idle, names_like, number_text, series
 
 # Mid-tones, legible on white and on near-black.
 PALETTE = ("#4f83e0", "#e8833a", "#2fa37c", "#9467d6", "#d9534f", "#3aa9c4", "#b8901c", "#c2629b")
@@ -83,6 +83,8 @@ class Section:
 
     title: str
     charts: Sequence[Chart]
+    constants: Sequence[str] = ()
+    """Metrics that never change, as `name = value`. They have no charts."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +103,16 @@ class Curves:
     """Whether metrics that are always 0 are left out."""
 
     def charts(self, rows: Sequence[Row], names: Sequence[str]) -> Iterator[Chart]:
-        """Yield the chart; one for each metric if the title refers to the pattern's group. `names` are all metrics."""
-        patterns = {self.title: self.lines} if isinstance(self.lines, str) else self.lines
-        found = [
-            (match.expand(label), name)
-            for label, pattern in patterns.items()
-            for name in names
-            if (match := re.fullmatch(pattern, name))
-        ]
+        """Yield the chart; one for each metric if the title refers to the pattern's group. `names` are all metrics.
+
+        There is no chart of metrics that are all idle.
+        """
+        found = [(label, name) for name, label in self.labels(names).items()]
         drawn = [(label, name, *series(rows, name)) for label, name in found]
         drawn = [line for line in drawn if line[2] and not (self.is_optional and not any(line[3]))]
         for lines in [[line] for line in drawn] if r"\1" in self.title else [drawn] if drawn else []:
+            if self._is_idle(rows, [line[1] for line in lines]):
+                continue
             figure = blank()
             for number, (label, name, steps, values) in enumerate(lines):
                 scaled = [value / self.unit for value in values]
@@ -120,6 +121,28 @@ class Curves:
             figure.update_yaxes(**self.axis)
             yield Chart(lines[0][0] if r"\1" in self.title else self.title, self.note, figure)
 
+    def labels(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the label of each metric that the chart shows, in their order."""
+        patterns = {self.title: self.lines} if isinstance(self.lines, str) else self.lines
+        return {
+            name: match.expand(label)
+            for label, pattern in patterns.items()
+            for name in names
+            if (match := re.fullmatch(pattern, name))
+        }
+
+    def constants(self, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+        """Return `name = value` of the metrics without a chart because none of them changes."""
+        shown, is_alone = self.labels(names), r"\1" in self.title
+        idle = [name for name in shown if self._is_idle(rows, [name] if is_alone else list(shown))]
+        found = [(shown[name], value) for name, value in constants(rows, idle) if value or not self.is_optional]
+        prefix = "" if is_alone or isinstance(self.lines, str) else f"{self.title}, "
+        return [f"{prefix}{label} = {number_text(value)}" for label, value in found]
+
+    def _is_idle(self, rows: Sequence[Row], names: Sequence[str]) -> bool:
+        """Whether a chart of these metrics would show nothing. Memory is shown even if its peak stays the same."""
+        return self.unit == 1 and all(is_idle(rows, name) for name in names)
+
 
 def chart_sections(rows: Sequence[Row]) -> list[Section]:
     """Return all charts for the rows of `metrics.jsonl`, without empty sections."""
@@ -127,11 +150,12 @@ def chart_sections(rows: Sequence[Row]) -> list[Section]:
     found: list[Section] = []
     for title, makers in SECTIONS.items():
         charts = [one.charts if isinstance(one, Curves) else one for one in makers]
-        found.append(Section(title, [chart for make in charts for chart in make(rows, names)]))
+        constant = [text for one in makers if isinstance(one, Curves) for text in one.constants(rows, names)]
+        found.append(Section(title, [chart for make in charts for chart in make(rows, names)], constant))
     if max((row["step"] for row in rows), default=0) <= STEPS_TICKED_EACH:
         for chart in (chart for section in found for chart in section.charts):
             chart.figure.update_xaxes(dtick=1)
-    return [section for section in found if section.charts]
+    return [section for section in found if section.charts or section.constants]
 
 
 def _reward(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Chart]:

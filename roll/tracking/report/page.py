@@ -53,6 +53,8 @@ class Page:
     appendix: Sequence[PageTable] = ()
     """Tables after the charts and the samples."""
     config: str = ""
+    refresh_seconds: float | None = None
+    """Seconds after which an opened page loads itself again; None if the page is final."""
     remarks: Sequence[str] = ()
 
 

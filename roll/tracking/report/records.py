@@ -118,6 +118,20 @@ def names_like(rows: Sequence[Row], prefix: str, suffix: str) -> list[str]:
     return sorted({name for row in rows for name in row if name.startswith(prefix) and name.endswith(suffix)})
 
 
+def is_idle(rows: Sequence[Row], name: str) -> bool:
+    """Return whether a curve of a metric would show nothing: it never changes, or only numbers the policies. A metric
+    with a better direction is never idle, because it may be stuck.
+    """
+    _, values = series(rows, name)
+    return name.endswith("/policy_version") or (len(values) > 1 and len(set(values)) == 1 and direction(name) is None)
+
+
+def constants(rows: Sequence[Row], names: Iterable[str]) -> list[tuple[str, float]]:
+    """Return the names and values of the metrics that are idle because they never change."""
+    idle = [(name, series(rows, name)[1]) for name in names if is_idle(rows, name)]
+    return [(name, values[0]) for name, values in idle if len(set(values)) == 1]
+
+
 def number_text(value: float) -> str:
     """Return the text of a number for pages and tables."""
     if value == 0 or 0.001 <= abs(value) < 1000:

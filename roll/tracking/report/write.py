@@ -8,7 +8,8 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,17 @@ from roll.tracking.history import RunEnd, RunStart
 from roll.tracking.jsonl import SAMPLES_FILE, VALIDATION_SAMPLES_FILE, each_record
 from roll.tracking.report.charts import chart_sections
 from roll.tracking.report.page import Page, PageTable, write_page
-from roll.tracking.report.records import Row, RunRecord, best_of, names_like, number_text, read_records, series
+from roll.tracking.report.records import (
+    Row,
+    RunRecord,
+    best_of,
+    constants,
+    is_idle,
+    names_like,
+    number_text,
+    read_records,
+    series,
+)
 
 BUDGET = 2_000_000
 """Largest number of characters of prompts and responses that a page takes from each file."""
@@ -47,15 +58,22 @@ class PageSamples:
 REPORT_FILE = "report.html"
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, refresh_seconds: float | None = None) -> Path:
     """Write `report.html` into the run folder, from the files there, and return its path. The page works offline.
+
+    Args:
+        refresh_seconds: for a run in progress: seconds after which an opened page loads itself again.
 
     Raises:
         DataError: the folder has no metrics, or its configuration cannot be read.
         OSError: the page cannot be written.
     """
     run = read_records(run_dir)
-    return write_page(run_dir / REPORT_FILE, report_page(run, *page_samples(run_dir)))
+    page = report_page(run, *page_samples(run_dir))
+    if refresh_seconds is not None:
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        page = replace(page, subtitle=f"{page.subtitle} · running, as of {now}", refresh_seconds=refresh_seconds)
+    return write_page(run_dir / REPORT_FILE, page)
 
 
 def report_page(run: RunRecord, training: PageSamples, validation: PageSamples) -> Page:
@@ -68,7 +86,7 @@ def report_page(run: RunRecord, training: PageSamples, validation: PageSamples) 
     held_out = [
         [name.removeprefix("val/"), row["first"], row["last"], row["best"], row["best_step"]]
         for name, row in zip(names, metrics, strict=True)
-        if name.startswith("val/")
+        if name.startswith("val/") and not is_idle(rows, name)
     ]
     all_metrics = [
         [name, *(row[column] for column in ("first", "last", "least", "most", "best"))]
@@ -86,7 +104,7 @@ def report_page(run: RunRecord, training: PageSamples, validation: PageSamples) 
         subtitle=" · ".join([*([model] if model else []), f"{run.last_step} steps"]),
         alerts=[lines for lines in (_ending(run.end, run.last_step), by_topic(run.notices)) if lines],
         tiles=_tiles(run, steps),
-        tables=[PageTable("Validation", ("Measure", "First", "Last", "Best", "at step"), held_out)] if held_out else [],
+        tables=[_validation(rows, held_out)] if held_out else [],
         sections=chart_sections(rows),
         sample_counts=[_count(kind, samples) for kind, samples in kinds],
         sample_groups=[group for _, samples in kinds for group in samples.groups],
@@ -97,6 +115,13 @@ def report_page(run: RunRecord, training: PageSamples, validation: PageSamples) 
         config=run.config,
         remarks=[remark] if unreadable else [],
     )
+
+
+def _validation(rows: Sequence[Row], held_out: Sequence[Sequence[str]]) -> PageTable:
+    names = names_like(rows, "val/", "")
+    constant = [f"{name.removeprefix('val/')} = {number_text(value)}" for name, value in constants(rows, names)]
+    note = f"constant: {', '.join(constant)}" if constant else ""
+    return PageTable("Validation", ("Measure", "First", "Last", "Best", "at step"), held_out, note)
 
 
 def _ending(end: RunEnd | None, step: int) -> list[str]:

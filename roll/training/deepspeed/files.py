@@ -11,12 +11,14 @@ calls it with unrestricted unpickling in two dozen places. An environment variab
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,14 @@ import torch
 from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils import zero_to_fp32
 from deepspeed.utils.tensor_fragment import fragment_address
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import Tensor
 from torch.serialization import safe_globals
 
 from roll.errors import CheckpointError
 
+LOG = logging.getLogger(__name__)
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
 """Function that reconstructs pickled numpy arrays."""
@@ -298,6 +301,20 @@ def zero_stage(checkpoint: Path) -> int:
     return 0
 
 
+@contextmanager
+def _logged() -> Iterator[None]:
+    """A context in which DeepSpeed's script logs what it prints, and shows no progress bars."""
+    script: Any = zero_to_fp32
+    bars = script.tqdm
+    script.tqdm = partial(bars, disable=True)
+    script.print = lambda *words: LOG.info("DeepSpeed: %s", " ".join(map(str, words)))
+    try:
+        yield
+    finally:
+        script.tqdm = bars
+        del script.print
+
+
 def trained_weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
     """Return the trained weights of a checkpoint, under the model's own names.
 
@@ -315,8 +332,10 @@ def trained_weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
     held: dict[str, Tensor] = load(sorted((checkpoint / TAG).glob("*_model_states.pt"))[0], mapped=True)["module"]
     if not zero_stage(checkpoint):
         return {name.removeprefix(WRAPPER): tensor for name, tensor in held.items()}
-    with nothing_runs(checkpoint):
-        found: Any = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=TAG, exclude_frozen_parameters=True)
+    with nothing_runs(checkpoint), _logged():
+        found: Any = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+            str(checkpoint), tag=TAG, exclude_frozen_parameters=True
+        )
     return {
         name.removeprefix(WRAPPER): tensor.to(held[name].dtype) if as_held else tensor for name, tensor in found.items()
     }

@@ -23,7 +23,7 @@ def test_it_is_a_notebook_without_outputs() -> None:
 def test_it_imports_public_names_alone() -> None:
     imports = [node for text in code_of(TINY) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     names = {alias.name for node in imports if node.module == "roll" for alias in node.names}
-    assert names == {"Request", "evaluate", "load_config", "train"} and names <= set(roll.PUBLIC)
+    assert names == {"Request", "evaluate", "load_config", "train"} and names <= set(roll.__all__)
 
 
 def test_its_experiments_are_shipped() -> None:

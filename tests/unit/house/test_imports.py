@@ -30,7 +30,7 @@ LINES = [
     {"agents", "tracking"},
     {"runs", "compare"},
     {"convert", "export", "pipeline"},
-    {"evaluation"},
+    {"evaluation", "given"},
     {"api", "evaluate"},
 ]
 HEIGHT = {name: height for height, line in enumerate(LINES) for name in line}

@@ -30,10 +30,17 @@ const near = new IntersectionObserver(entries => {
 }, { rootMargin: "300px" });
 for (const id of Object.keys(figures)) near.observe(document.getElementById(id));
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
+// The page of a run in progress loads itself again, which keeps the place, but not while its reader searches or has opened something.
+const refresh = Number(document.body.dataset.refresh);
+const isRead = () => document.hidden || document.querySelector("details[open], [aria-expanded=true]")
+  || [...document.querySelectorAll("#filters input, #filters select")].some(field => field.type === "select-one" ? field.selectedIndex > 0 : field.value);
+if (refresh) setInterval(() => { if (!isRead()) location.reload(); }, 1000 * refresh);
 window.addEventListener("beforeprint", () => Object.keys(figures).forEach(draw));
 
 // Searches and filters the recorded samples. Text of the run enters the page only as text nodes.
-const GROUPS_AT_A_TIME = 5, RESPONSES_AT_FIRST = 3, LONG_TEXT = 500, LONG_LINES = 12;
+const GROUPS_AT_A_TIME = 5, RESPONSES_AT_FIRST = 3;
+// A long text shows its beginning and more of its end, where the answer is.
+const HEAD = { characters: 160, lines: 4 }, TAIL = { characters: 340, lines: 8 };
 const form = document.getElementById("filters");
 const groups = JSON.parse(document.getElementById("sample-groups").textContent);
 const rewards = groups.flatMap(group => group.responses.map(response => response.reward)).filter(reward => reward !== null);
@@ -75,17 +82,20 @@ function marked(text) {
 }
 
 function cut(text) {
-  const lines = text.split("\n").slice(0, LONG_LINES).join("\n");
-  return lines.slice(0, LONG_TEXT);
+  const lines = text.split("\n");
+  if (text.length <= HEAD.characters + TAIL.characters && lines.length <= HEAD.lines + TAIL.lines) return text;
+  const head = lines.slice(0, HEAD.lines).join("\n").slice(0, HEAD.characters);
+  const tail = lines.slice(-TAIL.lines).join("\n").slice(-TAIL.characters);
+  return head.length + tail.length < text.length ? `${head}\n[…]\n${tail}` : text;
 }
 
 function textBox(text, what) {
   const box = element("pre", "box"), part = cut(text);
-  if (part.length === text.length) { box.append(marked(text)); return box; }
+  if (part === text) { box.append(marked(text)); return box; }
   const button = element("button", "plain");
   button.type = "button";
   const show = whole => {
-    box.replaceChildren(marked(whole ? text : part + " …"));
+    box.replaceChildren(marked(whole ? text : part));
     button.textContent = whole ? "Show less" : `Show all ${text.length.toLocaleString("en")} characters`;
     button.append(element("span", "hidden", ` of the ${what}`));
     button.setAttribute("aria-expanded", whole);
@@ -125,7 +135,7 @@ function groupCard({ group, responses }) {
   card.append(...responses.slice(0, RESPONSES_AT_FIRST).map(responseCard));
   const rest = responses.slice(RESPONSES_AT_FIRST);
   if (rest.length) {
-    const button = element("button", "rest", `Show ${rest.length} more responses`);
+    const button = element("button", "rest", rest.length === 1 ? "Show 1 more response" : `Show ${rest.length} more responses`);
     button.type = "button";
     button.addEventListener("click", () => {
       const cards = rest.map(responseCard);

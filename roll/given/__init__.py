@@ -1,0 +1,1 @@
+"""Python objects in a configuration: written into the run folder as files, so that a configuration names them."""
