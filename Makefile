@@ -1,6 +1,7 @@
 # make install      install into .venv (default)
 # make demo         install, then train a tiny model end to end on the CPU
 # make agent-demo   install, then train a tiny agent with a tool on the CPU
+# make smollm2      install, then fetch a real small model and train it on sums for a few steps on the CPU
 # make pictures     run the demo, then draw the README's pictures of it
 # make test         install, then run the tests of every part, in two halves side by side: test-parts and test-engines
 # make test-all     install, then run all tests, including test matrices, every recipe and clusters; Hypothesis draws new random examples
@@ -11,12 +12,13 @@
 KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PACKAGES := .venv/packages-$(KIND)
 ROLL := .venv/roll-$(KIND)
+TASKS := .venv/tasks
 
 # The two halves of `make test`. One starts engines, which wait for each other and leave a core idle, and the other does not.
 PARTS := tests/unit tests/bad_input
 ENGINES := tests/engines tests/integration tests/gpu
 
-.PHONY: demo agent-demo pictures test test-parts test-engines test-all docs lint install
+.PHONY: demo agent-demo smollm2 pictures test test-parts test-engines test-all docs lint install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -26,6 +28,12 @@ demo: $(ROLL)
 
 agent-demo: $(ROLL)
 	@.venv/bin/python examples/tiny/demo.py --agent
+
+smollm2: $(ROLL) $(TASKS)
+	@.venv/bin/python -m roll.models.fetch smollm2-135m
+	@[ -e data/chain_sum ] || .venv/bin/python -m roll.data.prepare reasoning_gym:chain_sum \
+		--settings min_terms=2 max_terms=3 min_digits=1 max_digits=2 --rows 3000 --validation 512
+	@.venv/bin/python -m roll.pipeline --config-name smollm2_sums_cpu
 
 pictures: demo
 	@.venv/bin/python examples/tiny/pictures.py
@@ -50,6 +58,10 @@ lint: $(ROLL)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright --pythonpath .venv/bin/python
+
+$(TASKS): requirements/tasks.lock $(ROLL)
+	@.venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r $<
+	@touch $@
 
 $(PACKAGES): requirements/$(KIND).lock requirements/install.sh
 	@requirements/install.sh $(KIND)
