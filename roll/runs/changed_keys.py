@@ -119,6 +119,7 @@ RUN_ONLY = (
     *(
         "num_gpus_per_node",
         "gpu_memory_gib",
+        "gpu_name",
         "time_sharing",
         "deadlines.*",
         "max_running_samples",

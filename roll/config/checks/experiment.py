@@ -16,6 +16,7 @@ from roll.config.checks.offline import (
 from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
+from roll.config.derived.flops import GPUS, gpu_rates
 from roll.config.derived.methods import compares
 from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
@@ -55,13 +56,23 @@ def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
         yield "deterministic: which weights sample a token depends on timing; set async_generation_ratio=0"
 
 
+def gpu_faults(config: Config) -> Iterator[Fault]:
+    """Yield a fault if `gpu_name` names no GPU whose rates are known."""
+    name = config.gpu_name
+    if name is not None and gpu_rates(name) is None:
+        known = [gpu.name for gpu in GPUS]
+        problem = f"the rates of a GPU named {printable(name)} are not known{nearest(name, known)}"
+        remedy = f"use one of: {', '.join(known)}; or remove the key, which only the plan's estimate of time reads"
+        yield Fault("gpu_name", problem, remedy, "unknown_name")
+
+
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
 
 
 def experiment_faults(config: Config) -> list[Fault]:
     """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
     faults = [*rule_faults(config), *_experiment(config), *_learner(config), *method_faults(config)]
-    faults += determinism_faults(config)
+    faults += [*determinism_faults(config), *gpu_faults(config)]
     for name, role in model_roles(config).items():
         faults += _kernels(name, role)
         target = role.model_args.lora_target

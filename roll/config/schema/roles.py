@@ -392,7 +392,14 @@ class ExperimentConfig(StrictConfig):
         8, description="Number n of GPUs per node: device d of a `device_mapping` is GPU d % n of node d // n."
     )
     gpu_memory_gib: PositiveFloat | None = Field(
-        None, description="Memory of one GPU in GiB. If given, the plan warns when its memory estimate exceeds it."
+        None,
+        description="Memory of one GPU in GiB. If given, the plan warns when its memory estimate exceeds it, and says "
+        "how many sequences an engine has room for and how large a micro-batch may be.",
+    )
+    gpu_name: str | None = Field(
+        None,
+        description="Kind of the GPUs, such as `H100`, for the plan's estimate of time. If not given: that of this "
+        "machine's GPUs.",
     )
     time_sharing: bool = Field(
         True,
