@@ -100,7 +100,7 @@ def test_dry_run_with_rows_imports_nothing_heavy(tmp_path: Path) -> None:
     assert "train.jsonl can be used" in done.stdout
 
 
-def test_tool_that_cannot_be_used_refuses_the_dry_run(
+def test_unusable_tool_refuses_the_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my_tools.py").write_text("def doubled(number):\n    '''Double a number.'''\n    return number * 2\n")
