@@ -220,6 +220,11 @@ def _finished_before(config: Config, checkpointer: Checkpointer, steps: int, cha
     if not checkpointer.is_finished(steps):
         return ""
     reached = checkpointer.resumed_step or 0
+    if reached < steps:
+        return (
+            f"{config.exp_name} has already {checkpointer.stopped_early}; raise early_stopping.patience, or remove the "
+            f"block, to train on"
+        )
     if any(one.is_of_experiment for one in changed):
         keys = ", ".join(one.key for one in changed if one.is_of_experiment)
         return (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from roll.config.checks.algorithm import credit_faults, credit_warnings, loss_faults, loss_warnings, method_faults
 from roll.config.checks.domains import domain_faults, environment_warnings
+from roll.config.checks.held_out import watched_metric_faults
 from roll.config.checks.offline import (
     column_faults,
     offline_faults,
@@ -72,7 +73,7 @@ LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
 def experiment_faults(config: Config) -> list[Fault]:
     """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
     faults = [*rule_faults(config), *_experiment(config), *_learner(config), *method_faults(config)]
-    faults += [*determinism_faults(config), *gpu_faults(config)]
+    faults += [*determinism_faults(config), *gpu_faults(config), *watched_metric_faults(config)]
     for name, role in model_roles(config).items():
         faults += _kernels(name, role)
         target = role.model_args.lora_target

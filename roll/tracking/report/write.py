@@ -100,9 +100,9 @@ def report_page(run: RunRecord, training: PageSamples, validation: PageSamples) 
 
 
 def _ending(end: RunEnd | None, step: int) -> list[str]:
-    """Return lines about the end of a run that failed or was interrupted; no lines for other runs."""
+    """Return lines about the end of a run that failed, was interrupted or stopped early; no lines for other runs."""
     if end is None or end.outcome == "done":
-        return []
+        return [f"The run {end.cause}."] if end and end.cause else []
     return [
         f"The run {'failed' if end.outcome == 'failed' else 'was interrupted'} after step {step}.",
         end.cause,
