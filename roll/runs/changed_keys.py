@@ -110,6 +110,8 @@ RUN_ONLY = (
         "save_steps",
         "save_at_end",
         "keep_checkpoints",
+        "push_to_hub",
+        "push_to_hub_private",
         "keep_best",
         "keep_best.*",
         "early_stopping",

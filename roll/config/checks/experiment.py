@@ -57,6 +57,16 @@ def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
         yield "deterministic: which weights sample a token depends on timing; set async_generation_ratio=0"
 
 
+def upload_faults(config: Config) -> Iterator[Fault]:
+    """Yield faults of an upload without an export, and of its visibility without an upload."""
+    if config.push_to_hub is not None and not config.save_at_end:
+        problem = f"'{config.push_to_hub}', but save_at_end is false, so that nothing is exported"
+        yield Fault("push_to_hub", problem, "remove one of the two keys", "contradiction")
+    if config.push_to_hub is None and "push_to_hub_private" in config.model_fields_set:
+        remedy = "set push_to_hub to owner/name, or remove it"
+        yield Fault("push_to_hub_private", "set, but nothing is uploaded", remedy, "owner_missing")
+
+
 def gpu_faults(config: Config) -> Iterator[Fault]:
     """Yield a fault if `gpu_name` names no GPU whose rates are known."""
     name = config.gpu_name
@@ -74,6 +84,7 @@ def experiment_faults(config: Config) -> list[Fault]:
     """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
     faults = [*rule_faults(config), *_experiment(config), *_learner(config), *method_faults(config)]
     faults += [*determinism_faults(config), *gpu_faults(config), *watched_metric_faults(config)]
+    faults += upload_faults(config)
     for name, role in model_roles(config).items():
         faults += _kernels(name, role)
         target = role.model_args.lora_target

@@ -400,6 +400,15 @@ class ExperimentConfig(StrictConfig):
     keep_checkpoints: PositiveInt = Field(
         2, description="Number of checkpoints to keep. Older ones are deleted once a newer one is complete."
     )
+    push_to_hub: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+$",
+        description="Repository of the Hugging Face Hub, `owner/name`, to which the export is uploaded at the end. The "
+        "token is checked before the run.",
+    )
+    push_to_hub_private: bool = Field(
+        True, description="Whether the repository is private if `push_to_hub` creates it."
+    )
     max_restarts: NonNegativeInt = Field(
         3,
         description="Largest number of restarts from the last checkpoint in one run, after a process of a trained "
