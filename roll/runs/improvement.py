@@ -29,7 +29,7 @@ class BestValue:
 
     def __init__(self, place: str, watched: WatchedMetric, min_delta: float = 0.0) -> None:
         """`place` is the key of the block `watched`; `min_delta` the least difference that is an improvement."""
-        self.place, self.watched, self._min_delta = place, watched, min_delta
+        self.place, self.watched, self.min_delta = place, watched, min_delta
         self.load_state_dict({})
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -57,7 +57,7 @@ class BestValue:
         if self.value is None or self.value != self.value:
             return True
         gain = found - self.value if self.watched.prefers_larger else self.value - found
-        return gain > 0 and gain >= self._min_delta
+        return gain > 0 and gain >= self.min_delta
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON-serialisable values."""
@@ -106,8 +106,9 @@ class Improvement:
         one = self._stopping
         if one is None or one.validations_since < self._patience:
             return ""
+        least = f" by {one.min_delta:g}" if one.min_delta else ""
         return (
-            f"stopped early at step {one.observed}: {one.watched.metric} has not improved in "
+            f"stopped early at step {one.observed}: {one.watched.metric} has not improved{least} in "
             f"{one.validations_since} validations; its best value was {one.value:.4g} after step {one.step}"
         )
 

@@ -16,7 +16,7 @@ import pytest
 from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.plan.plan import make_plan
-from roll.errors import ConfigError, RollError
+from roll.errors import ConfigError, FaultCode, RollError
 from roll.runs.checkpointer import EXPORT_MARK
 from roll.runs.hub import check_upload, upload
 from tests.faults import coded
@@ -115,7 +115,7 @@ def test_failed_upload_says_how_to_repeat_it(refused: str, hub: Hub, export: Pat
     assert (export / "config.json").is_file()
 
 
-def refusal(repository: str) -> list[tuple[str, str]]:
+def refusal(repository: str) -> list[tuple[FaultCode, str]]:
     with pytest.raises(ConfigError) as caught:
         check_upload(repository)
     assert "hf_" not in str(caught.value)
