@@ -60,7 +60,7 @@ def test_room_of_the_kv_cache_by_hand() -> None:
     assert room.sequences == int(left / token / 10_240) == 36
     (line,) = [line for line in advice_lines(config, plan) if line.startswith("KV cache")]
     engines = plan.roles["actor_infer"].ranks
-    assert f"36 sequences of 10,240; {1024 // engines} are assigned" in line
+    assert f"36 sequences of 10,240; {-(-1024 // engines)} are assigned" in line
     assert "some would wait" in line
 
 
