@@ -112,13 +112,15 @@ def function_tool(function: Callable[..., Any]) -> Tool:
     """Return the tool for a function, with a schema from its name, docstring (including `Args:`) and type hints.
 
     Raises:
-        ValueError: the function cannot be called with keyword arguments that JSON can express. The message gives the
-            reason.
+        ValueError: the function has no docstring, or cannot be called with keyword arguments that JSON can express. The
+            message gives the reason.
     """
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise ValueError(f"{function!r:.80} is not a function with a name")
-    said, described = descriptions(inspect.getdoc(function) or "")
+    if not (written := inspect.getdoc(function)):
+        raise ValueError(f"'{name}' has no docstring, from which the model learns what it does")
+    said, described = descriptions(written)
     try:
         hints = get_type_hints(function, include_extras=True)
         fields = {

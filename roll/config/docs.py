@@ -62,7 +62,10 @@ python -m roll.pipeline --config-name rlvr_lora_zero3 actor_train.training_args.
   not list it. A file that uses `${deepspeed_zero3}` takes another preset by its name:
   `actor_train.strategy_args.strategy_config=deepspeed_zero2`.
 - An unknown root key is a variable if `${...}` refers to it: `gpus: list(range(0,8))` and `device_mapping: ${gpus}`.
-- `dry_run=true` prints the plan (roles on devices, batch sizes, memory) and exits. It imports neither torch nor ray.
+- `null` removes an inherited entry that has a name of your own: `environments.calculator: ~` in a file, or
+  `rewards.math_rule=null` on the command line. So do `validation.sets.NAME`, `validation.rows.NAME` and others.
+- `dry_run=true` prints the plan (roles on devices, batch sizes, memory), tries the first rows of the data, environments
+  and tools, and exits. It imports neither torch nor ray.
 - `--multirun` checks all jobs of a sweep before the first one starts. Each job needs its own `output_dir`: use
   `${hydra:job.num}` or `${hydra:job.override_dirname}` in it. `--parallel N` runs N jobs at a time.
 - All faults are listed at once, each with its key, its value and a remedy, and the exit status is 2.

@@ -24,18 +24,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import datasets
 import numpy as np
 import pyarrow
-from datasets.data_files import FILES_TO_IGNORE, DataFilesDict, get_data_patterns
 from pyarrow import ipc, parquet, types
 
 from roll.data.json_text import NotText, RepeatedKey, items, parsed
 from roll.errors import DataError, Fault
+
+if TYPE_CHECKING:  # the import takes a second, and files are read without it
+    import datasets
 
 ListType = (
     pyarrow.ListType
@@ -126,6 +127,8 @@ SUFFIXES = {
 MOST_LISTED = 12
 """Largest number of files that a message names."""
 ROWS_AT_ONCE = 1000
+FIRST_BYTES = 1 << 20
+"""Number of bytes of an array of JSON that are read for its first rows."""
 LARGEST_FIELD = 1 << 30
 """Largest number of characters of a value in a CSV file."""
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w./-]+)?")
@@ -157,9 +160,21 @@ class Source:
 
     def rows(self) -> Iterator[RawRow]:
         """Yield every row in order. Raises DataError if the file as a whole cannot be read."""
+        yield from self._rows()
+
+    def first(self, count: int) -> list[RawRow]:
+        """Return the first rows without reading the whole file. Of an array of JSON, only the first MiB is read.
+
+        Raises:
+            DataError: the beginning of the file cannot be read.
+        """
+        return list(islice(self._rows(FIRST_BYTES), count))
+
+    def _rows(self, most: int = -1) -> Iterator[RawRow]:
+        """Yield the rows, of an array of JSON only those in the first `most` bytes."""
         try:
             if self.kind in ("json", "csv"):
-                yield from {"json": _json_rows, "csv": _csv_rows}[self.kind](Path(self.name))
+                yield from _json_rows(Path(self.name), most) if self.kind == "json" else _csv_rows(Path(self.name))
                 return
             batches = _arrow_batches(Path(self.name)) if self.table is None else _table_batches(self.table)
             for number, text in enumerate(chain.from_iterable(map(json_rows, batches)), start=1):
@@ -261,6 +276,8 @@ def _folder(path: Path, split: str) -> list[Source]:
         DataError: there are no files of rows, or none of the split; or the names of some files tell a split, but those
             of others do not.
     """
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
     plain = glob.escape(str(path))
     try:
         by_split = DataFilesDict.from_patterns(get_data_patterns(plain), base_path=plain)
@@ -291,6 +308,8 @@ def _is_read(file: str | Path) -> bool:
 
 def _describes(file: Path) -> bool:
     """Whether a file describes a data set and holds no rows."""
+    from datasets.data_files import FILES_TO_IGNORE
+
     return file.name in FILES_TO_IGNORE or file.suffix == ".md" or file.name == ".gitattributes"
 
 
@@ -305,6 +324,8 @@ def _listed(files: Sequence[Path], folder: Path) -> str:
 
 def _saved(path: Path, split: str) -> Source:
     """Return the source of a folder that `save_to_disk` wrote. The folder holds one data set, or several splits."""
+    import datasets
+
     folder = path
     if (path / "dataset_dict.json").exists():
         folder, splits = path / split, sorted(state.parent.name for state in path.glob("*/state.json"))
@@ -336,6 +357,8 @@ def _check_stream(path: Path) -> None:
 
 
 def _hub(name: str, split: str) -> Source:
+    import datasets
+
     hub_name, _, part = name.partition(":")
     try:
         if _is_read(part):
@@ -355,8 +378,11 @@ def _table(name: str, table: datasets.Dataset) -> Source:
     return Source(name, "table", f"{name}|{len(table)}|{stamp}", table)
 
 
-def _json_rows(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of a JSON array, or of a file with an object per line, by its first character, not its suffix."""
+def _json_rows(path: Path, most: int) -> Iterator[RawRow]:
+    """Yield the rows of a JSON array, or of a file with an object per line, by its first character, not its suffix.
+
+    Of an array, yield the rows in its first `most` bytes, or all for -1.
+    """
     with path.open("rb") as file:
         first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
         file.seek(0)
@@ -365,12 +391,15 @@ def _json_rows(path: Path) -> Iterator[RawRow]:
                 if line.strip():
                     yield _parsed(number, line)
             return
-        whole = file.read()
+        whole = file.read(most)
+    is_cut = len(whole) == most
     try:
-        for number, row in enumerate(items(whole.decode(json.detect_encoding(whole))), start=1):
+        text = whole.decode(json.detect_encoding(whole), "ignore" if is_cut else "strict")
+        for number, row in enumerate(items(text), start=1):
             yield _as_json(number, row)
     except (ValueError, RecursionError) as error:
-        raise DataError(_unreadable(str(path), f"is not JSON: {error}")) from error
+        if not is_cut:  # else the cut may be the error
+            raise DataError(_unreadable(str(path), f"is not JSON: {error}")) from error
 
 
 def _arrow_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:

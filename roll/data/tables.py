@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
 from roll.data.native import added_tokens
+from roll.data.routes import DOMAIN
 from roll.data.rows import COLUMNS, RowFault
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
@@ -37,8 +38,6 @@ from roll.system.own_folder import LockHeld, holding_lock
 
 FORMAT = "14"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
-DOMAIN = "domain"
-"""Column with a row's reward domain."""
 REPORTED_ROWS = 20
 """Largest number of faulty rows that an error names."""
 ROWS_OF_ONE_KIND = 3

@@ -1,33 +1,13 @@
-"""Model FLOPs of training and peak FLOP/s of GPUs. Their ratio is the model FLOPs utilisation (MFU)."""
+"""Model FLOPs of training. Divided by time and a GPU's peak, they are the model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-DENSE_BF16_PEAKS: tuple[tuple[frozenset[str], float], ...] = (
-    (frozenset({"B200"}), 2.25e15),
-    (frozenset({"H200", "NVL"}), 835e12),
-    (frozenset({"H200"}), 989e12),
-    (frozenset({"GH200"}), 989e12),
-    (frozenset({"H100", "NVL"}), 835e12),
-    (frozenset({"H100", "PCIe"}), 756e12),
-    (frozenset({"H100"}), 989e12),
-    (frozenset({"A100"}), 312e12),
-    (frozenset({"A800"}), 312e12),
-    (frozenset({"L40S"}), 362e12),
-    (frozenset({"L4"}), 121e12),
-)
-"""Words in a GPU's name, and its dense bf16 FLOP/s from NVIDIA's data sheet. More specific names come first."""
-
-
-def dense_bf16_peak(device_name: str) -> float | None:
-    """Return the peak FLOP/s of a GPU by its CUDA name. None for unknown GPUs and MIG slices."""
-    words = set(re.findall(r"\w+", device_name))
-    return next((peak for known, peak in DENSE_BF16_PEAKS if known <= words and "MIG" not in words), None)
+from roll.config.derived.flops import training_flops
 
 
 @dataclass(frozen=True)
@@ -49,7 +29,6 @@ class TrainingFlops:
     def of(self, lengths: ArrayLike) -> float:
         """Return the FLOPs of one forward and backward pass over sequences of the given lengths, [N] in tokens."""
         tokens = np.asarray(lengths, np.float64)
-        products = (4 * self.parameters + 2 * self.trained) * tokens.sum()
-        # A causal mask leaves half of the pairs. The backward pass costs twice the forward pass, because both operands
-        # have a gradient.
-        return float(products + 3 * self.attending * (tokens**2).sum() / 2)
+        return training_flops(
+            self.parameters, self.trained, self.attending, float(tokens.sum()), float((tokens**2).sum())
+        )

@@ -39,9 +39,10 @@ from roll.ray.role_signs import RoleActivity
 from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
 from roll.runs.checkpoint.store import CheckpointStore
-from roll.runs.checkpointer import CONFIG_FILE, Checkpointer
+from roll.runs.checkpointer import CONFIG_FILE, EXPORT_MARK, Checkpointer
 from roll.runs.early_processes import early_groups, is_trainer_side
 from roll.runs.ending import RunEnding
+from roll.runs.hub import check_upload, upload
 from roll.runs.interrupt import Interrupt
 from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.system.event_loop import guarded, run_in_loop
@@ -156,6 +157,7 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
         LOG.info("the plan:\n%s", plan_text(config, plan))
         checkpointer = Checkpointer(config, store)
         changed = _changed(config, checkpointer)
+        check_upload(config.push_to_hub)
         life.driver("starting Ray")
         gpus = max(plan.devices, default=-1) + 1
         with cluster(folder, gpus, config.num_gpus_per_node, secrets.hide) as session:
@@ -188,6 +190,18 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
             context = RunContext(plan, session, checkpointer, tracker)
             reopen = partial(_reopened, stack, config, steps, life)
             run_in_loop(partial(_run, config, prepared.loop, context, early, interrupt, life, reopen))
+        _upload(config, checkpointer.exported, interrupt, life)
+
+
+def _upload(config: Config, export: Path | None, interrupt: Interrupt, life: ActivityDisplay) -> None:
+    """Upload what this run exported if `push_to_hub` is set, and say where it is. Raises RollError if that fails."""
+    if config.push_to_hub is None or export is None:
+        return
+    life.driver("uploading the export")
+    with interrupt.interruptible():
+        address = upload(export, config.push_to_hub, config.push_to_hub_private, left_out=EXPORT_MARK)
+    LOG.info("uploaded: %s", address)
+    print(f"uploaded: {address}", flush=True)
 
 
 def last_step(config: Config, plan: Plan, prepared: PreparedRun) -> int:
@@ -221,6 +235,11 @@ def _finished_before(config: Config, checkpointer: Checkpointer, steps: int, cha
     if not checkpointer.is_finished(steps):
         return ""
     reached = checkpointer.resumed_step or 0
+    if reached < steps:
+        return (
+            f"{config.exp_name} has already {checkpointer.stopped_early}; raise early_stopping.patience, or remove the "
+            f"block, to train on"
+        )
     if any(one.is_of_experiment for one in changed):
         keys = ", ".join(one.key for one in changed if one.is_of_experiment)
         return (

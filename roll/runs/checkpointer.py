@@ -17,6 +17,7 @@ from roll.runs.changed_keys import Change, changes, recorded
 from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.device_phases import DevicePhases
+from roll.runs.improvement import Improvement
 from roll.runs.position import Epochs, Position
 from roll.system.own_folder import make_way, new_folder
 
@@ -92,6 +93,8 @@ class Checkpointer:
         self.last = None if self._folder is None or self._state is None else (self._state.step, self._folder)
         self.is_at_end = False
         self.exported = None
+        self._improvement = Improvement(config)
+        self._improvement.load_state_dict(self._state.improvement if self._state else {})
         self._fingerprint: dict[str, str] = {}
         self._final = Path(config.output_dir).absolute() / EXPORT
 
@@ -101,8 +104,32 @@ class Checkpointer:
         return self._state.step if self._state else None
 
     def is_finished(self, last_step: int) -> bool:
-        """Return whether an earlier run completed the last step and exported the policy."""
-        return (self.resumed_step or 0) >= last_step and self._final.is_dir()
+        """Return whether an earlier run completed the last step, or ended early, and exported the policy."""
+        return ((self.resumed_step or 0) >= last_step or bool(self.stopped_early)) and self._final.is_dir()
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step, for `keep_best` and `early_stopping`.
+
+        Raises:
+            ConfigError: the first validation lacks their metric.
+        """
+        self._improvement.observe(step, metrics)
+
+    @property
+    def stopped_early(self) -> str:
+        """Why and where `early_stopping` ends the run; an empty string if it does not."""
+        return self._improvement.why_stopped
+
+    @property
+    def best(self) -> str:
+        """What `keep_best` has kept: metric, value and folder. An empty string if nothing."""
+        kept = self._improvement.kept
+        if kept is None or kept.step is None:
+            return ""
+        return f"{kept.watched.metric} {kept.value:.4g} after step {kept.step}, {self._folder_of(kept.step)}"
+
+    def _folder_of(self, step: int) -> Path:
+        return self._store.folder / f"step_{step}"
 
     @property
     def changed(self) -> list[Change] | None:
@@ -148,6 +175,7 @@ class Checkpointer:
         last_step = last_step or self._config.max_steps
         assert last_step is not None, "only offline pipelines may leave max_steps unset"
         self._last_step, self._epochs = last_step, epochs
+        self._improvement.load_state_dict(self._state.improvement if self._state else {})
         if self._folder is None or self._state is None:
             return Position(0, 0)
         await trainer.load(self._folder.absolute())
@@ -169,17 +197,21 @@ class Checkpointer:
         return self.resumed_step
 
     async def save_if_due(self, position: Position) -> None:
-        """Write a checkpoint if one is due: every `save_steps` steps, or at the end of each epoch."""
+        """Write a checkpoint if one is due: every `save_steps` steps, at the end of each epoch, or if the step is the
+        best so far for `keep_best`.
+        """
         every = self._config.save_steps
         if every == "epoch":
             is_due = self._epochs is not None and self._epochs.end_in(position.step)
         else:
             is_due = every > 0 and position.step % every == 0
-        if is_due:
+        kept = self._improvement.kept
+        if is_due or (kept and kept.step == position.step):
             await self._save(position)
 
     async def finish(self, position: Position) -> None:
-        """Write a checkpoint of `position` if it is missing, and export the policy if all steps are done.
+        """Write a checkpoint of `position` if it is missing, and export the policy if all steps are done or
+        `early_stopping` ended the run.
 
         Do neither if `save_at_end` is false.
         """
@@ -188,13 +220,16 @@ class Checkpointer:
         if self.last is None or position.step != self.last[0]:
             await self._save(position)
         self.is_at_end = True
-        if position.step >= self._last_step:
+        if self._ends_at(position):
             await self._export()
+
+    def _ends_at(self, position: Position) -> bool:
+        return position.step >= self._last_step or bool(self.stopped_early)
 
     async def _save(self, position: Position) -> None:
         spent = time.monotonic() - self._began + (self._state.seconds if self._state else 0.0)
         credit = {} if self._credit is None else self._credit.state_dict()
-        if self._config.save_at_end and position.step >= self._last_step:
+        if self._config.save_at_end and self._ends_at(position):
             # Remove the export of an earlier, shorter run. Otherwise this run would look finished if it were killed
             # before its own export.
             make_way(self._final, EXPORT_MARK)
@@ -206,13 +241,15 @@ class Checkpointer:
             seconds=spent,
             credit=credit,
             config=recorded(self._config),
+            improvement=self._improvement.state_dict(),
         )
-        with self._store.writing(position.step, required=[LOOP_FILE]) as folder:
+        best = self._improvement.kept.step if self._improvement.kept else None
+        with self._store.writing(position.step, required=[LOOP_FILE], best=best) as folder:
             await self._trainer.save(folder.absolute())
             if self._unconsumed is not None:
                 await self._unconsumed.save(folder)
             state.write(folder)
-        self.last = (position.step, self._store.folder / f"step_{position.step}")
+        self.last = (position.step, self._folder_of(position.step))
         LOG.info("checkpoint of step %d: %s", *self.last)
 
     async def _export(self) -> None:

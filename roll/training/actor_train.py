@@ -17,10 +17,11 @@ import torch
 
 from roll.algorithms.losses import Loss
 from roll.backend import MicroBatch, Rank, ScoreStrategy, TeachStrategy, TrainStepResult, TrainStrategy
+from roll.config.derived.flops import gpu_rates
 from roll.data import packing
 from roll.data.packing import loss_weights
 from roll.errors import WeightSyncError
-from roll.models.flops import TrainingFlops, dense_bf16_peak
+from roll.models.flops import TrainingFlops
 from roll.ray.batching import Calls, Ranks
 from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
@@ -206,10 +207,11 @@ class ActorTrain(Learner):
 
     def _utilisation(self, sequences: Sequences, seconds: float) -> Metrics:
         flops, group = self._shape.flops, self._group
-        peak = dense_bf16_peak(group.device_name) if flops and group.device_name else None
-        if not flops or not peak:
+        gpu = gpu_rates(group.device_name) if flops and group.device_name else None
+        if not flops or not gpu:
             return {}
-        return {"throughput/mfu": self._shape.epochs * flops.of(sequences.lengths) / (seconds * peak * len(group))}
+        done = self._shape.epochs * flops.of(sequences.lengths)
+        return {"throughput/mfu": done / (seconds * gpu.bf16_peak * len(group))}
 
     async def log_probs(self, sequences: Sequences) -> Floats:
         """Return the natural log-probs [T] of the response tokens under the current policy, 0 for other tokens."""

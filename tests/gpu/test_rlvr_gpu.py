@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll.models.flops import dense_bf16_peak
+from roll.config.derived.flops import gpu_rates
 from tests.gpu.conftest import PROMPT_TOKENS, ROOT, Runs, need_devices
 
 pytestmark = pytest.mark.gpu
@@ -85,7 +85,7 @@ def check(lines: list[dict[str, Any]], case: Case) -> None:
     for line in steps:
         assert line["mismatch/logprob_abs_diff_mean"] <= case.bound, line["step"]
         assert abs(line["policy/ratio"] - 1) <= case.bound, line["step"]
-        measured = case.dtype != "fp32" and dense_bf16_peak(torch.cuda.get_device_name()) is not None
+        measured = case.dtype != "fp32" and gpu_rates(torch.cuda.get_device_name()) is not None
         assert (0 < line["throughput/mfu"] < 1) if measured else "throughput/mfu" not in line
         assert 0 <= line["engine/idle_fraction"] < 1 and 0 < line["engine/kv_cache_use"] <= 1
     # The policy moves so far that an engine with the initial weights, or one update behind, would differ by more than

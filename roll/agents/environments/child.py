@@ -165,9 +165,8 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
     try:
         return Tools(functions)
     except ValueError as error:
-        raise ConfigError(
-            Fault(key, str(error), "give every parameter a name and a type hint that JSON can express", "unfit")
-        ) from error
+        remedy = "give it a docstring, and every parameter a name and a type hint that JSON can express"
+        raise ConfigError(Fault(key, str(error), remedy, "unfit")) from error
 
 
 class Hosted:

@@ -22,7 +22,7 @@ from roll.config.schema.environments import AgentConfig, EnvironmentConfig
 from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, ModelRewardKeys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, RewardConfig
-from roll.config.shipped import judge_templates, known_rewards
+from roll.config.shipped import judge_templates, known_environments, known_rewards
 from roll.errors import Fault
 from roll.registry import nearest
 
@@ -239,6 +239,7 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _rows(config)
     for domain, section in config.environments.items():
         yield from _domain(f"{ENVIRONMENTS}{domain}", section)
+        yield from _environment_name(domain, section)
         if environment_of(domain, section) == TOOL_USE and domain not in config.rewards:
             problem = f"'{TOOL_USE}' returns no reward of its own, and there is no rewards.{domain}"
             yield Fault(
@@ -294,6 +295,16 @@ def _rows(config: RlvrConfig) -> Iterator[Fault]:
                 problem = f"'{domain}' is not a domain of environments{nearest(domain, list(config.environments))}"
                 remedy = "use the name of an environment that generates its own tasks"
                 yield Fault(f"{places[name]}.rows.{domain}", problem, remedy, "unknown_name")
+
+
+def _environment_name(domain: str, section: EnvironmentConfig) -> Iterator[Fault]:
+    """Yield a fault if the environment is neither built in nor the user's own."""
+    name, known = environment_of(domain, section), known_environments()
+    if ":" not in name and name not in known:
+        where = f"{ENVIRONMENTS}{domain}" + (".environment" if section.environment is not None else "")
+        problem = f"there is no environment '{name}'{nearest(name, known)}"
+        remedy = f"set environment to one of: {', '.join(known)}; or to your own, as package.module:Class"
+        yield Fault(where, problem, remedy, "unknown_name")
 
 
 def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from roll.config.checks.algorithm import credit_faults, credit_warnings, loss_faults, loss_warnings, method_faults
 from roll.config.checks.domains import domain_faults, environment_warnings
+from roll.config.checks.held_out import watched_metric_faults
 from roll.config.checks.offline import (
     column_faults,
     offline_faults,
@@ -17,6 +18,7 @@ from roll.config.checks.offline import (
 from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
+from roll.config.derived.flops import GPUS, gpu_rates
 from roll.config.derived.methods import compares
 from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
@@ -57,13 +59,34 @@ def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
         yield "deterministic: which weights sample a token depends on timing; set async_generation_ratio=0"
 
 
+def upload_faults(config: Config) -> Iterator[Fault]:
+    """Yield faults of an upload without an export, and of its visibility without an upload."""
+    if config.push_to_hub is not None and not config.save_at_end:
+        problem = f"'{config.push_to_hub}', but save_at_end is false, so that nothing is exported"
+        yield Fault("push_to_hub", problem, "remove one of the two keys", "contradiction")
+    if config.push_to_hub is None and "push_to_hub_private" in config.model_fields_set:
+        remedy = "set push_to_hub to owner/name, or remove it"
+        yield Fault("push_to_hub_private", "set, but nothing is uploaded", remedy, "owner_missing")
+
+
+def gpu_faults(config: Config) -> Iterator[Fault]:
+    """Yield a fault if `gpu_name` names no GPU whose rates are known."""
+    name = config.gpu_name
+    if name is not None and gpu_rates(name) is None:
+        known = [gpu.name for gpu in GPUS]
+        problem = f"the rates of a GPU named {printable(name)} are not known{nearest(name, known)}"
+        remedy = f"use one of: {', '.join(known)}; or remove the key, which only the plan's estimate of time reads"
+        yield Fault("gpu_name", problem, remedy, "unknown_name")
+
+
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
 
 
 def experiment_faults(config: Config) -> list[Fault]:
     """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
     faults = [*rule_faults(config), *_experiment(config), *_learner(config), *method_faults(config)]
-    faults += [*determinism_faults(config), *_secrets(config.model_dump(mode="json"))]
+    faults += [*determinism_faults(config), *gpu_faults(config), *watched_metric_faults(config)]
+    faults += [*upload_faults(config), *_secrets(config.model_dump(mode="json"))]
     for name, role in model_roles(config).items():
         faults += _kernels(name, role)
         target = role.model_args.lora_target

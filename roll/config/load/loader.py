@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from roll.config.load.accelerate_file import accelerate_fault, is_accelerates
 from roll.config.load.deepspeed_file import settle_deepspeed, settle_presets
+from roll.config.load.removed import without_removed
 from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
 from roll.config.roll_v2.translate import Translation, picture_faults, referenced_text, translate
@@ -198,6 +199,7 @@ def _check(done: Translation, imports: bool) -> LoadedConfig:
             *faults,
         )
     schema = PIPELINES[pipeline]
+    values = without_removed(values, schema)
     methods, wrong = inspect_user_code(values) if imports else ({}, [])
     faults = [*faults, *wrong]
     try:

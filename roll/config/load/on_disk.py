@@ -58,7 +58,7 @@ def check_disk(config: Config) -> DiskFacts:
     name, role = learner(config)
     if role.data_args:
         _files(f"{name}.data_args.file_name", role.data_args, found)
-    for place, held_out in _held_out(config).items():
+    for place, held_out in held_out_data(config).items():
         _files(f"{place}.data_args.file_name", held_out, found)
     if isinstance(config, RlvrConfig):
         found.missing += _keys_of_judges(config)
@@ -77,7 +77,7 @@ def check_disk(config: Config) -> DiskFacts:
     return found
 
 
-def _held_out(config: Config) -> dict[str, DataConfig]:
+def held_out_data(config: Config) -> dict[str, DataConfig]:
     """Return the `data_args` of every held-out set, by the key path of the block that contains them."""
     if isinstance(config, RlvrConfig):
         sets = config.validation.named_sets() if config.validation else {}

@@ -246,14 +246,14 @@ def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Con
     frozen = 0
     if plan.name == "actor_infer" and isinstance(config, RlvrConfig):
         kept = 0 if role.strategy_args.traits.discards_weights and not sends_adapter(config) else kept
-        frozen = _frozen_requests(config, plan) * batch.longest_sequence * FROZEN_TOKEN
+        # A synchronous step ends with no request in flight.
+        waiting = requests_in_flight(config, plan) if config.async_generation_ratio else 0
+        frozen = waiting * batch.longest_sequence * FROZEN_TOKEN
     return replace(memory, host=memory.host + kept + frozen)
 
 
-def _frozen_requests(config: RlvrConfig, plan: RolePlan) -> int:
-    """Return the number of requests that may be in flight when an engine leaves its devices; 0 if synchronous."""
-    if not config.async_generation_ratio:
-        return 0
+def requests_in_flight(config: RlvrConfig, plan: RolePlan) -> int:
+    """Return the largest number of requests that an engine works on at a time."""
     in_flight = (1 + config.async_generation_ratio) * config.rollout_batch_size * config.num_return_sequences_in_group
     most = [in_flight / plan.ranks]
     if config.max_running_samples is not None:

@@ -11,6 +11,8 @@ from roll.config.checks.experiment import experiment_faults, experiment_notes, e
 from roll.config.derived.batch import BatchPlan, batch_faults, batch_warnings, plan_batch
 from roll.config.derived.domains import ENVIRONMENTS
 from roll.config.derived.fixed_roles import PREFIX, model_reward
+from roll.config.derived.flops import GpuRates, gpu_rates
+from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
 from roll.config.load.env_file import variable_faults
 from roll.config.load.on_disk import DiskFacts, check_disk
@@ -19,6 +21,7 @@ from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError, Fault
+from roll.system.gpus import driver_gpus
 
 ReferencePlan = Literal["unused", "role", "adapter_off"]
 
@@ -45,6 +48,10 @@ class Plan:
     warnings: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables from `.deepspeed_env`, which every worker gets."""
+    shapes: Mapping[str, ModelShape] = field(default_factory=dict)
+    """Shapes of models by role, as far as they are known."""
+    gpu: GpuRates | None = None
+    """Rates of the GPUs: those of `gpu_name`, or of this machine. None if unknown."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -113,7 +120,27 @@ def _plan(config: Config, found: DiskFacts, warnings: list[str]) -> Plan:
         for name, role in models.items()
         if name in memory and name in taking_turns
     }
-    return Plan(roles, batch, reference, nodes, memory, taking_turns, notes, tuple(warnings), found.environment)
+    return Plan(
+        roles,
+        batch,
+        reference,
+        nodes,
+        memory,
+        taking_turns,
+        notes,
+        tuple(warnings),
+        found.environment,
+        {name: shape for name, shape in found.shapes.items() if name in models},
+        _gpu(config),
+    )
+
+
+def _gpu(config: Config) -> GpuRates | None:
+    """Return the rates of the GPUs that the configuration names, or of this machine's if all are of one kind."""
+    if config.gpu_name is not None:
+        return gpu_rates(config.gpu_name)
+    names = set(driver_gpus())
+    return gpu_rates(names.pop()) if len(names) == 1 else None
 
 
 def _reference(config: Config) -> ReferencePlan:

@@ -5,7 +5,6 @@ device in each phase of a step. Pure functions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
@@ -15,10 +14,12 @@ from rich.table import Table
 
 from roll.config.derived.batch import BatchPlan, age_limit, has_pairs, learner, row_learner, sequences_per_update
 from roll.config.derived.domains import environment_of
-from roll.config.derived.fixed_roles import TEACHERS, reward_roles
-from roll.config.derived.placement import RolePlan, judged_in_turn, judging_roles
-from roll.config.plan.memory import WHILE_IT_WORKS, RoleMemory
+from roll.config.derived.fixed_roles import reward_roles
+from roll.config.derived.placement import RolePlan, judged_in_turn
+from roll.config.plan.advice import advice_lines
+from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
+from roll.config.plan.speed import speed_lines
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -150,69 +151,6 @@ def yaml_text(value: Any) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One phase of a step on a device."""
-
-    name: str
-    """`generation`, `judging`, `training`, `weight sync`, or the active role; `all at once` without turns."""
-    held: int
-    """Bytes in use. An engine counts with its weights and one sequence's KV cache, not with all that it reserves."""
-    reserved_fraction: float | None = None
-    """Fraction of the device that an active engine reserves for weights and KV cache together."""
-
-
-def misfits(plan: Plan, gpu_memory: float) -> list[str]:
-    """Return texts that name the phases that do not fit into a GPU. Only the first device with such phases is reported.
-
-    A phase with an engine does not fit if the fraction that the engine reserves is too small for its weights and one
-    whole sequence.
-
-    Args:
-        gpu_memory: Memory of a GPU in bytes.
-    """
-    for device in plan.devices:
-        found = [phase for phase in phases(plan, device) if phase.held > gpu_memory * (phase.reserved_fraction or 1.0)]
-        if found:
-            return [f"{phase.name} on device {device}" for phase in found]
-    return []
-
-
-def phases(plan: Plan, device: int) -> list[Phase]:
-    """Return the memory of a device in each phase, counting the roles whose model has a known shape.
-
-    Roles that take no turns count in every phase.
-    """
-    here = {name: memory for name, memory in plan.memory.items() if device in plan.roles[name].all_devices}
-    movers = {name for name in here if not plan.turns.get(name, frozenset()).isdisjoint(here)}
-    stays = {name: memory for name, memory in here.items() if name not in movers}
-    if not movers:
-        return [_phase("all at once", stays)]
-    return [_phase(name, stays | present) for name, present in _work({name: here[name] for name in movers})]
-
-
-def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, RoleMemory]]]:
-    """Yield the name of each phase, with the memory of the roles that are on the device during it."""
-    infer, train = movers.get("actor_infer"), movers.get("actor_train")
-    if infer:
-        yield "generation", {"actor_infer": infer}
-    teachers = [name for name in movers if name == "teacher" or name.startswith(TEACHERS)]
-    yield from ((name, {name: movers[name]}) for name in ("reference", *teachers, "critic") if name in movers)
-    yield from (("judging", {name: movers[name]}) for name in judging_roles(movers))
-    yield from (("training", {name: movers[name]}) for name in ("actor_train", "student") if name in movers)
-    if train and infer:
-        yield "weight sync", {"actor_train": _idle(train), "actor_infer": _idle(infer)}
-
-
-def _idle(memory: RoleMemory) -> RoleMemory:
-    return RoleMemory({kind: size for kind, size in memory.device.items() if kind not in WHILE_IT_WORKS}, memory.host)
-
-
-def _phase(name: str, present: Mapping[str, RoleMemory]) -> Phase:
-    reserved = [memory.reserved_fraction for memory in present.values() if memory.reserved_fraction]
-    return Phase(name, sum(memory.device_total for memory in present.values()), max(reserved, default=None))
-
-
 WIDTH = 160
 """Width of a line in characters if there is no terminal."""
 REFERENCE = {
@@ -237,6 +175,8 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
             console.print(line, highlight=False, markup=False)
         if config.gpu_memory_gib:
             console.print(fit_line(plan, config.gpu_memory_gib), highlight=False, markup=False)
+        for line in (*advice_lines(config, plan), *speed_lines(config, plan)):
+            console.print(line, highlight=False, markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
 
@@ -387,7 +327,7 @@ def _memory(plan: Plan) -> Table:
     if any(memory.reserved_fraction for memory in held):
         reserved = (f"{memory.reserved_fraction:.0%}" if memory.reserved_fraction else "-" for memory in held)
         table.add_row("reserved", *reserved)
-    table.add_row("host", *(_gib(memory.host) if memory.host else "-" for memory in held))
+    table.add_row("host, each rank", *(_gib(memory.host) if memory.host else "-" for memory in held))
     return table
 
 

@@ -73,12 +73,13 @@ def section_at(root: type[BaseModel], place: Sequence[str | int], values: Any) -
         if section is None or step not in section.model_fields:
             return None
         blocks = blocks_of(section.model_fields[str(step)].annotation)
-        section = _variant([block for block, _ in blocks], values)
+        section = variant_of([block for block, _ in blocks], values)
         keyed = bool(blocks) and blocks[0][1]
     return section
 
 
-def _variant(blocks: Sequence[type[BaseModel]], values: Any) -> type[BaseModel] | None:
+def variant_of(blocks: Sequence[type[BaseModel]], values: Any) -> type[BaseModel] | None:
+    """Return the block that `strategy_name` in `values` chooses, or the only one; None if it chooses none."""
     if len(blocks) <= 1:
         return blocks[0] if blocks else None
     chosen = values.get(DISCRIMINATOR) if isinstance(values, Mapping) else None

@@ -10,6 +10,7 @@ from pydantic import Field
 from roll.config.schema.base import (
     LONGEST_NAME,
     Name,
+    NonNegativeFloat,
     NonNegativeInt,
     Number,
     PathText,
@@ -244,6 +245,10 @@ class RewardConfig(ModelRewardKeys):
     )
 
 
+SMALLER_IS_BETTER = ("loss", "perplexity", "divergence", "_fraction", "length_mean", "length_max")
+"""Ends of the names of held-out metrics whose smaller values are better."""
+
+
 class ValidationSetConfig(StrictConfig):
     """One of several sets of held-out prompts."""
 
@@ -304,6 +309,43 @@ class ValidationConfig(StrictConfig):
         return {name: f"validation.sets.{name}" if name in self.sets else "validation" for name in self.named_sets()}
 
 
+class WatchedMetric(StrictConfig):
+    """A metric of the held-out sets, and which of its values are better."""
+
+    metric: str = Field(description="Name of a metric of a held-out set, such as `val/validation/pass@1`.")
+    mode: Literal["max", "min"] | None = Field(
+        None,
+        description="Whether larger (`max`) or smaller values are better. If not given: `min` for losses, divergences, "
+        "lengths and shares of responses that are cut off or without a verdict, and `max` for others.",
+    )
+
+    @property
+    def prefers_larger(self) -> bool:
+        """Whether larger values of the metric are better."""
+        return self.mode == "max" if self.mode else not self.metric.endswith(SMALLER_IS_BETTER)
+
+
+class KeepBestConfig(WatchedMetric):
+    """Keeps the checkpoint with the best value of a metric, in addition to the newest `keep_checkpoints`.
+
+    After every validation with a better value than all before, a checkpoint is written. The one that it replaces is
+    deleted, unless it is among the newest.
+    """
+
+
+class EarlyStoppingConfig(WatchedMetric):
+    """Ends the run when a metric has stopped to improve.
+
+    The policy of the last step is exported as at the end of a complete run.
+    """
+
+    patience: PositiveInt = Field(
+        description="Number of validations in a row without an improvement after which the run ends. The validation "
+        "before the first step gives the first value."
+    )
+    min_delta: NonNegativeFloat = Field(0.0, description="Least difference to the best value that is an improvement.")
+
+
 class DeadlinesConfig(StrictConfig):
     """Timeouts in seconds.
 
@@ -358,10 +400,25 @@ class ExperimentConfig(StrictConfig):
     keep_checkpoints: PositiveInt = Field(
         2, description="Number of checkpoints to keep. Older ones are deleted once a newer one is complete."
     )
+    push_to_hub: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+$",
+        description="Repository of the Hugging Face Hub, `owner/name`, to which the export is uploaded at the end. The "
+        "token is checked before the run.",
+    )
+    push_to_hub_private: bool = Field(
+        True, description="Whether the repository is private if `push_to_hub` creates it."
+    )
     max_restarts: NonNegativeInt = Field(
         3,
         description="Largest number of restarts from the last checkpoint in one run, after a process of a trained "
         "role, a reference or a teacher died, was stopped or made no progress. 0 ends the run at the first such loss.",
+    )
+    keep_best: KeepBestConfig | None = Field(
+        None, description="The metric whose best checkpoint is kept, too. If not given, only the newest are kept."
+    )
+    early_stopping: EarlyStoppingConfig | None = Field(
+        None, description="The metric that ends the run early if it stops to improve."
     )
     eval_steps: NonNegativeInt = Field(
         0,
@@ -392,7 +449,14 @@ class ExperimentConfig(StrictConfig):
         8, description="Number n of GPUs per node: device d of a `device_mapping` is GPU d % n of node d // n."
     )
     gpu_memory_gib: PositiveFloat | None = Field(
-        None, description="Memory of one GPU in GiB. If given, the plan warns when its memory estimate exceeds it."
+        None,
+        description="Memory of one GPU in GiB. If given, the plan warns when its memory estimate exceeds it, and says "
+        "how many sequences an engine has room for and how large a micro-batch may be.",
+    )
+    gpu_name: str | None = Field(
+        None,
+        description="Kind of the GPUs, such as `H100`, for the plan's estimate of time. If not given: that of this "
+        "machine's GPUs.",
     )
     time_sharing: bool = Field(
         True,

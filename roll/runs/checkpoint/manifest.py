@@ -42,6 +42,8 @@ class LoopState:
     """State that credit assignment passes from step to step, JSON-serialisable. Empty if there is none."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration without secrets. Empty in checkpoints of earlier versions."""
+    improvement: Mapping[str, Any] = field(default_factory=dict)
+    """State of `Improvement`: the best values of held-out metrics. Empty if none is followed."""
 
     def write(self, folder: Path) -> None:
         (folder / LOOP_FILE).write_bytes(_LOOP_STATE.dump_json(self, indent=1))

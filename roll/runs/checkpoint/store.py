@@ -63,7 +63,7 @@ class CheckpointStore:
                 self._holds_lock = False
 
     @contextmanager
-    def writing(self, step: int, required: Sequence[str] = ()) -> Iterator[Path]:
+    def writing(self, step: int, required: Sequence[str] = (), best: int | None = None) -> Iterator[Path]:
         """Yield a temporary folder for the files of a checkpoint. When the block ends without an exception, it becomes
         `step_N`.
 
@@ -72,6 +72,7 @@ class CheckpointStore:
 
         Args:
             required: paths of files that the checkpoint must contain, relative to the folder.
+            best: step of a checkpoint that is kept although newer ones fill the store.
 
         Raises:
             CheckpointError: the folder is empty, lacks a required file or cannot be written to the disk, or another
@@ -97,7 +98,8 @@ class CheckpointStore:
             except BaseException:
                 self._settle()
                 raise
-            for path in [path for path, _ in whole if path != final][self.keep - 1 :]:
+            old = [path for path, _ in whole if path != final][self.keep - 1 :]
+            for path in [path for path in old if path.name != f"step_{best}"]:
                 self._written = [written for written in self._written if written != path]
                 self._remove(self._set_aside(path, "removed"))
 

@@ -51,12 +51,15 @@ class Offline:
 
 
 async def train_offline(run: Offline, position: Position) -> Position:
-    """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
+    """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted or
+    `early_stopping` ends it.
+    """
     metrics = await run.validation.after(0) if run.validation and position.step == 0 else {}
     before = await run.meter.step(0, 0)  # keeps the time spent so far out of the next step
     if metrics:
         run.tracker.log(0, metrics | before)
-    while position.step < run.max_steps and not run.interrupt.happened():
+        run.checkpointer.observe(0, metrics)
+    while position.step < run.max_steps and not (run.checkpointer.stopped_early or run.interrupt.happened()):
         batch, loss = await run.training.of(run.sampler.draw(run.batch_size))
         await run.phases.training(run.role)
         with run.meter.part("train"):
@@ -68,6 +71,7 @@ async def train_offline(run: Offline, position: Position) -> Position:
             "epoch": run.epochs.passed(position.step)
         }
         run.tracker.log(position.step, metrics)
+        run.checkpointer.observe(position.step, metrics)
         with run.meter.part("checkpoint"):
             await run.checkpointer.save_if_due(position)
     return position

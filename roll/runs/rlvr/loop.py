@@ -79,15 +79,19 @@ class Rlvr:
 
 
 async def train_rlvr(run: Rlvr, position: Position) -> Position:
-    """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted."""
+    """Run the loop from `position` to the last step, or to the end of the step in which the run is interrupted or
+    `early_stopping` ends it.
+    """
     await run.phases.sync()
     with run.meter.part("weight_sync"):
         await run.engines.push(position.policy_version)
     if position.step == 0:
-        run.tracker.log(0, await run.validation.after(0) | await run.meter.step([]))
+        metrics = await run.validation.after(0) | await run.meter.step([])
+        run.tracker.log(0, metrics)
+        run.checkpointer.observe(0, metrics)
     else:
         await run.meter.step([])  # keeps the time of loading a checkpoint out of the next step
-    while position.step < run.max_steps and not run.interrupt.happened():
+    while position.step < run.max_steps and not (run.checkpointer.stopped_early or run.interrupt.happened()):
         await run.phases.generation()
         with run.meter.part("rollout"):
             async with run.engines.generating():
@@ -120,6 +124,7 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
         metrics |= learnt | await run.validation.after(position.step) | await run.meter.step(groups)
         run.tracker.log(position.step, metrics)
         run.tracker.samples(position.step, groups)
+        run.checkpointer.observe(position.step, metrics)
         with run.meter.part("checkpoint"):
             await run.checkpointer.save_if_due(position)
     return position

@@ -1,5 +1,5 @@
-"""Tries the user's code on the rows of a run before anything starts, so that faults are reported early: every reward
-function on all rows, every environment on one, and whether every agent can be started.
+"""Tries rewards and environments on the rows of a run before anything starts, so that faults are reported early: every
+reward function on all rows, every environment on one.
 """
 
 from __future__ import annotations
@@ -7,9 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -18,12 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roll.agents.environments.base import Observation
-from roll.agents.environments.process import EnvironmentProcess
 from roll.agents.episodes import ENVIRONMENT
-from roll.agents.gateway.agent import CHECK, KEPT_CHARACTERS, command_for, command_of, own_environment
-from roll.config.derived.domains import environment_of
 from roll.config.derived.fixed_roles import model_reward
-from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
@@ -31,13 +25,14 @@ from roll.data.chat import TemplateFault
 from roll.data.prompts import Joined, Prompts, PromptSet
 from roll.data.renderers.base import ChatRenderer
 from roll.data.rows import RowFault
-from roll.errors import BadInput, ConfigError, DataError, EnvironmentFailed, Fault
+from roll.errors import BadInput, ConfigError, DataError, Fault
 from roll.hosted.process import HostedProcessFailed
 from roll.rewards.answers import ground_truth
 from roll.rewards.judges.judge import answer_pattern
 from roll.rewards.passing import Bar, Bars, bars_of, bars_of_judge
 from roll.rewards.reward_workers import RewardProcess
 from roll.rewards.verdicts import RewardPart, parts_of
+from roll.runs.rlvr.environment_trial import agent_faults, environments_with_variables, try_environments
 from roll.runs.rlvr.reward_models import judge_template
 from roll.system.event_loop import run_in_loop
 from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
@@ -47,7 +42,6 @@ AT_ONCE = 1000
 MOST_PROCESSES, ROWS_OF_PROCESS = 8, 1000
 """Largest number of processes that check the rows of a domain, and least number of rows for each if there are several.
 """
-TRIAL_SEED = 0
 MOST_SHAPES = 64
 """Largest number of shapes of rows on which a reward without `check_row` is tried."""
 LOG = logging.getLogger(__name__)
@@ -173,10 +167,7 @@ def check_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets:
     if renderer is None:
         return
     rows = {domain: prompt.row for domain, prompt in first_prompts(*sets).items()}
-    sections = {
-        domain: section.model_copy(update={"system_envs": {**config.system_envs, **section.system_envs}})
-        for domain, section in config.environments.items()
-    }
+    sections = environments_with_variables(config)
     problem = partial(_problem, renderer, config.prompt_length)
     faults = run_in_loop(partial(try_environments, sections, rows, config.deadlines.start, problem))
     if faults := [*faults, *agent_faults(sections, config.deadlines.start)]:
@@ -427,111 +418,3 @@ def _fault(domain: str, part: RewardPart, result: RewardResult, prompt: Prompt, 
     }[result.outcome]
     late = result.outcome is RewardOutcome.TIMED_OUT
     return Fault(f"{part.place}.reward", problem, remedy, "timed_out" if late else "failed")
-
-
-async def try_environments(
-    sections: Mapping[str, EnvironmentConfig],
-    firsts: Mapping[str, Mapping[str, Any]],
-    start_seconds: float,
-    problem_of: Callable[[Observation], str],
-) -> list[Fault]:
-    """Import the environment and the tools of every domain, and reset the environment on a row.
-
-    Args:
-        sections: configuration of the environments, by domain.
-        firsts: one row of each domain that has rows. The environments of other domains are only imported.
-        start_seconds: deadline for a process to import its environment.
-        problem_of: returns the reason why the run's model cannot accept a first observation, or an empty string.
-
-    Returns:
-        The faults of all domains.
-    """
-    found = await asyncio.gather(
-        *(
-            _environment_faults(name, section, firsts.get(name), start_seconds, problem_of)
-            for name, section in sections.items()
-        )
-    )
-    return [fault for faults in found for fault in faults]
-
-
-async def _environment_faults(
-    domain: str,
-    section: EnvironmentConfig,
-    row: Mapping[str, Any] | None,
-    start_seconds: float,
-    problem_of: Callable[[Observation], str],
-) -> list[Fault]:
-    place, process = f"environments.{domain}", EnvironmentProcess(domain, section, start_seconds)
-    tried = f"'{environment_of(domain, section)}', reset on the first row of its domain,"
-    try:
-        await process.start()
-        problem = "" if row is None else problem_of(await process.open(0, row, TRIAL_SEED))
-        remedy = "fix the value that reset returns, or raise prompt_length if it is too long"
-        unfit = f"{tried} returns an observation that the model cannot accept: {problem}"
-        return [Fault(f"{place}.environment", unfit, remedy, "unfit")] if problem else []
-    except ConfigError as error:
-        return list(error.faults)
-    except HostedProcessFailed as error:
-        return [Fault(place, str(error), "fix the module of the environment, or raise deadlines.start", "failed")]
-    except EnvironmentFailed as failed:
-        problem = f"{tried} fails: {failed}"
-        columns = f"the row has the columns {', '.join(map(str, row or ()))}"
-        if failed.reason == "timed_out":
-            late = f"make it faster, or raise {place}.step_timeout"
-            return [Fault(f"{place}.environment", problem, late, "timed_out")]
-        return [Fault(f"{place}.environment", problem, f"fix the class; {columns}", "failed")]
-    finally:
-        await process.close()
-
-
-def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> Iterator[Fault]:
-    """Yield the faults of all agents. `sections` are by domain, `seconds` is the deadline for a module's import."""
-    for domain, section in sections.items():
-        if section.agent is None:
-            continue
-        place = f"environments.{domain}.agent"
-        if section.agent.function is not None:
-            yield from _function_faults(
-                f"{place}.function", section.agent.function, {**own_environment(), **section.system_envs}, seconds
-            )
-        else:
-            yield from _command_faults(f"{place}.command", command_for(section.agent), section.system_envs)
-
-
-def _function_faults(place: str, name: str, environment: Mapping[str, str], seconds: float) -> Iterator[Fault]:
-    remedy = "give a `package.module:function` that accepts row, base_url and api_key"
-    try:
-        command = [*command_of(name), CHECK]
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        yield Fault(
-            place,
-            f"'{name}' was not imported after {seconds:g} s",
-            "fix the module, or raise deadlines.start",
-            "timed_out",
-        )
-        return
-    if done.returncode:
-        said = f"{done.stdout.strip()} {done.stderr.strip()}".strip()[-KEPT_CHARACTERS:]
-        yield Fault(
-            place, f"'{name}' cannot be used: {said or f'it ended with status {done.returncode}'}", remedy, "failed"
-        )
-
-
-def _command_faults(place: str, command: tuple[str, ...], environment: Mapping[str, str]) -> Iterator[Fault]:
-    if shutil.which(command[0], path=environment.get("PATH")) is None:
-        yield Fault(
-            place,
-            f"'{command[0]}' is not found on this machine",
-            "name a program that is on the PATH, or give its path",
-            "not_found",
-        )

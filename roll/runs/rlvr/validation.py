@@ -13,6 +13,7 @@ from math import comb, nan
 from statistics import fmean
 from types import MappingProxyType
 
+from roll.config.derived.held_out import sizes
 from roll.rewards.answers import final_text, last_boxed
 from roll.rewards.passing import USUAL, Bars, passed
 from roll.rollout.batch import TRUNCATED, at_limit_fraction
@@ -157,11 +158,6 @@ def judged_groups(groups: Sequence[RolloutGroup], bars: Mapping[str, Bars]) -> l
 def unscored(groups: Sequence[RolloutGroup]) -> int:
     """Return the number of responses whose reward gave no verdict."""
     return sum(episode.reward.outcome in NO_VERDICT for group in groups for episode in group.episodes)
-
-
-def sizes(samples: int) -> list[int]:
-    """Return 1, 2, 4, ... below `samples`, and `samples` itself."""
-    return [*(1 << power for power in range((samples - 1).bit_length())), samples]
 
 
 def bars_for(bars: Mapping[str, Bars], group: RolloutGroup) -> Bars:

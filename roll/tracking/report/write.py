@@ -125,9 +125,9 @@ def _validation(rows: Sequence[Row], held_out: Sequence[Sequence[str]]) -> PageT
 
 
 def _ending(end: RunEnd | None, step: int) -> list[str]:
-    """Return lines about the end of a run that failed or was interrupted; no lines for other runs."""
+    """Return lines about the end of a run that failed, was interrupted or stopped early; no lines for other runs."""
     if end is None or end.outcome == "done":
-        return []
+        return [f"The run {end.cause}."] if end and end.cause else []
     return [
         f"The run {'failed' if end.outcome == 'failed' else 'was interrupted'} after step {step}.",
         end.cause,

@@ -25,7 +25,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.shipped import deepspeed_presets, examples_folder, experiments, preset_names
 from tests import limits
 
-HEAVY = ("torch", "ray", "transformers", "vllm", "deepspeed", "datasets", "numpy")
+HEAVY = ("torch", "ray", "transformers", "vllm", "deepspeed", "datasets")
 DRY_RUNS = f"""
 import contextlib, io, json, os, sys
 from roll.pipeline import main

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from roll.config import shipped
 from roll.config.load.compose import compose
 from roll.config.load.loader import ConfigWarning, checked_config
+from roll.config.load.removed import without_removed
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.foreign_names import REWARD_CLASSES
 from roll.config.schema.model_rewards import MODEL_REWARDS
@@ -283,6 +284,34 @@ def test_own_experiment_may_extend_a_shipped_one(folder: Path) -> None:
     with pytest.raises(ConfigError, match="FOLDER/NAME@_here_") as caught:
         jobs_of(folder)
     assert coded(caught.value.faults) == [("not_found", "defaults")]
+
+
+REMOVING = """defaults: [../tiny/tiny_agent@_here_, _self_]
+environments:
+  calculator: ~
+  sokoban: {rows: 8, max_turns: 20}
+validation:
+  rows: {calculator: ~, sokoban: 4}
+rewards: ~
+"""
+
+
+def test_null_removes_an_inherited_entry(folder: Path) -> None:
+    (folder / "mine" / "roll_words.yaml").write_text(REMOVING)
+    ((config, _),) = jobs_of(folder)
+    assert isinstance(config, RlvrConfig)
+    assert list(config.environments) == ["sokoban"]
+    assert config.validation
+    assert config.validation.rows == {"sokoban": 4}
+    with pytest.raises(ConfigError) as caught:
+        jobs_of(folder, "environments.sokoban=null")
+    assert ("missing", "rewards") in coded(caught.value.faults)
+
+
+def test_null_stays_where_values_are_free(folder: Path) -> None:
+    values = {"pipeline": "rlvr", "adv_estimator_args": {"a": None}, "system_envs": {"A": None, "B": "1"}}
+    kept = without_removed(values, RlvrConfig)
+    assert kept == {"pipeline": "rlvr", "adv_estimator_args": {"a": None}, "system_envs": {"B": "1"}}
 
 
 def test_deepspeed_json_file_is_preset_of_one_role(folder: Path) -> None:

@@ -13,8 +13,9 @@ from roll.config.checks.domains import model_reward_faults
 from roll.config.checks.experiment import experiment_faults
 from roll.config.derived.fixed_roles import judge_context, reward_roles
 from roll.config.derived.placement import judged_in_turn, model_roles
+from roll.config.plan.phases import phases
 from roll.config.plan.plan import Plan, make_plan
-from roll.config.plan.show import arithmetic_lines, device_lines, phases
+from roll.config.plan.show import arithmetic_lines, device_lines
 from roll.config.roll_v2.translate import translate
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, ScorerConfig

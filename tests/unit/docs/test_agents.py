@@ -12,7 +12,7 @@ from roll.agents.gateway.agent import MOST_OUTPUT, command_for
 from roll.agents.gateway.episodes import GRACE_SECONDS
 from roll.agents.gateway.server import BODY_SECONDS
 from roll.config.schema.environments import EnvironmentConfig
-from roll.runs.rlvr.reward_trial import agent_faults
+from roll.runs.rlvr.environment_trial import agent_faults
 from tests import limits
 from tests.unit.docs.pages import blocks, read
 from tests.unit.gateway.asking import check_exact, laid

@@ -51,11 +51,13 @@ RUN_FOLDERS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory, with the experiment files that the pages show."""
+    """Return the working directory, with the experiment files and modules that the pages show."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     for page in PAGES:
         for block in blocks(page):
-            if block.info.startswith("yaml") and (name := block.option("file")):
+            if block.info.startswith(("yaml", "python")) and (name := block.option("file")):
                 (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / name).write_text(block.text, encoding="utf-8")
     return tmp_path

@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 from roll.config.derived.batch import learner
 from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
+from roll.config.plan.phases import misfits, phases
 from roll.config.plan.plan import Plan, make_plan
-from roll.config.plan.show import misfits, phases
 from roll.config.schema.model import DataConfig
 from roll.config.schema.pipelines import Config
 from roll.config.shipped import experiments

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll.errors import Fault
-from roll.runs.rlvr.reward_trial import try_environments
+from roll.runs.rlvr.environment_trial import try_environments
 from tests import limits
 from tests.unit.environments.running import section
 
@@ -27,6 +27,10 @@ def sound(text: str, times: int = 1) -> str:
 
 def untyped(text) -> str:
     """Lack a type hint."""
+    return text
+
+
+def undescribed(text: str) -> str:
     return text
 
 
@@ -123,9 +127,10 @@ def test_what_is_sound_has_no_fault() -> None:
             {"tools": ("own_tools:sound", "own_tools:sound")},
             "tools",
             "two tools are named 'sound'",
-            "give every parameter",
+            "every parameter a name",
         ),
         ({"tools": ("own_tools:gone",)}, "tools", "own_tools has no such function", "name a function of the module"),
+        ({"tools": ("own_tools:undescribed",)}, "tools", "'undescribed' has no docstring", "give it a docstring"),
         (
             {"tools": ("own_tools:untyped",)},
             "tools",

@@ -22,7 +22,7 @@ from roll.agents.gateway.episodes import Agent, AgentEpisodes
 from roll.agents.gateway.server import Gateway, GatewayBounds
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, RollError
-from roll.runs.rlvr.reward_trial import agent_faults
+from roll.runs.rlvr.environment_trial import agent_faults
 from roll.system.tree import TreeBounds
 from roll.types import Episode, Sampling, StopReason
 from tests import limits

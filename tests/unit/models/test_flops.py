@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from roll.config.derived.flops import gpu_rates
 from roll.config.derived.model_shape import ModelShape, shape_of
-from roll.models.flops import TrainingFlops, dense_bf16_peak
+from roll.models.flops import TrainingFlops
 
 CONFIG = Qwen2Config(
     hidden_size=128,
@@ -95,4 +96,5 @@ def test_attention_flops_are_causal_and_per_sequence() -> None:
     ],
 )
 def test_a_device_is_known_by_its_name(name: str, peak: float | None) -> None:
-    assert dense_bf16_peak(name) == peak
+    found = gpu_rates(name)
+    assert (found and found.bf16_peak) == peak

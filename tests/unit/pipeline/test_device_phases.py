@@ -122,6 +122,11 @@ class Work:
     def happened(self) -> bool:
         return False
 
+    stopped_early = ""
+
+    def observe(self, step: int, metrics: Metrics) -> None:
+        """Take the metrics, as a checkpointer that follows none."""
+
     async def save_if_due(self, position: Position) -> None:
         if self.saves:
             await self.kept.save(Path())

@@ -21,8 +21,14 @@ from roll.tracking.logs import RunLog
 LAST = (20, Path("output/a/checkpoints/step_20"))
 
 
-def checkpointer(last: tuple[int, Path] | None, is_at_end: bool = False, exported: Path | None = None) -> Checkpointer:
-    stands: Any = SimpleNamespace(last=last, is_at_end=is_at_end, exported=exported)
+def checkpointer(
+    last: tuple[int, Path] | None,
+    is_at_end: bool = False,
+    exported: Path | None = None,
+    early: str = "",
+    best: str = "",
+) -> Checkpointer:
+    stands: Any = SimpleNamespace(last=last, is_at_end=is_at_end, exported=exported, stopped_early=early, best=best)
     return stands
 
 
@@ -92,6 +98,17 @@ def test_completed_run_has_report_without_an_ending(tmp_path: Path) -> None:
     assert "ended: done; " in log and "of step 20, output/a/checkpoints/step_20" in log
     page = (tmp_path / "report.html").read_text()
     assert "the process died" not in page and "The run failed" not in page
+
+
+def test_early_stop_is_said_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    why = "stopped early at step 20: val/a/pass@1 has not improved"
+    run(tmp_path, None, checkpointer(LAST, is_at_end=True, early=why, best="val/a/pass@1 0.5 after step 10, step_10"))
+    printed = capsys.readouterr().out.splitlines()
+    assert why in printed
+    assert "best: val/a/pass@1 0.5 after step 10, step_10" in printed
+    end = read_end(tmp_path)
+    assert end and (end.outcome, end.cause) == ("done", why)
+    assert why in (tmp_path / "report.html").read_text()
 
 
 def test_early_refusal_keeps_the_record_of_earlier_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

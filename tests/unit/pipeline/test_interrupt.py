@@ -193,3 +193,23 @@ def test_signal_before_the_work_interrupts_in_order() -> None:
             send(signal.SIGTERM)
             ended.append("folder")
     assert ended == ["folder"]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_during_upload_ends_the_run(number: int) -> None:
+    ended: list[str] = []
+    with Interrupt() as interrupt:
+
+        async def work() -> None:
+            with interrupt.working():
+                pass
+
+        asyncio.run(work())
+        with pytest.raises(KeyboardInterrupt), interrupt.interruptible():
+            send(number)
+            time.sleep(limits.LOOK)
+            ended.append("upload")
+        send(number)
+        time.sleep(limits.LOOK)
+        ended.append("cluster")
+    assert ended == ["cluster"], "a signal after it does not disturb the end"

@@ -16,7 +16,7 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.pipelines import Config
-from roll.errors import ConfigError, WorkerFailed
+from roll.errors import ConfigError, Fault, RollError, WorkerFailed
 from roll.ray.cluster import ClusterSession
 from roll.runs import assemble
 from roll.runs import changed_keys as resume_fingerprint
@@ -156,6 +156,38 @@ def test_a_run_that_comes_to_its_end(run: Callable[..., str], tmp_path: Path) ->
     assert start.command and "of-mine-alone" not in start.command
     assert end and end.outcome == "done" and end.checkpoint.endswith("checkpoints/step_2")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["system_envs"] == {"MY_TOKEN": "***"}
+
+
+def test_export_is_uploaded_after_the_last_step(
+    run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+
+    def upload(export: Path, repository: str, private: bool, left_out: str) -> str:
+        calls.append((export, repository, private, (export / left_out).is_file()))
+        if repository == "ada/full":
+            raise RollError("the upload to ada/full failed")
+        return "https://hub/ada/model"
+
+    monkeypatch.setattr(assemble, "check_upload", calls.append)
+    monkeypatch.setattr(assemble, "upload", upload)
+    run(None, "push_to_hub=ada/model")
+    assert calls == ["ada/model", (tmp_path / "run" / "export", "ada/model", True, True)]
+    assert "uploaded: https://hub/ada/model\n" in capsys.readouterr().out
+    with pytest.raises(RollError):
+        run(None, "push_to_hub=ada/full", "push_to_hub_private=false", "resume_from_checkpoint=never")
+    assert calls[-1] == (tmp_path / "run" / "export", "ada/full", False, True)
+    end = read_end(tmp_path / "run")
+    assert end and (end.outcome, end.cause) == ("failed", "the upload to ada/full failed")
+    assert end.checkpoint.endswith("checkpoints/step_2")
+    monkeypatch.setattr(assemble, "check_upload", lambda repository: run_refused())
+    with pytest.raises(ConfigError):
+        run(None, "push_to_hub=ada/model")
+    assert len(calls) == 4, "nothing has started"
+
+
+def run_refused() -> None:
+    raise ConfigError(Fault("push_to_hub", "no token", "log in", "missing"))
 
 
 def test_a_run_that_fails_and_goes_on(

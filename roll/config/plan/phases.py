@@ -1,0 +1,74 @@
+"""The memory of each device in each phase of a step. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from roll.config.derived.fixed_roles import TEACHERS
+from roll.config.derived.placement import judging_roles
+from roll.config.plan.memory import WHILE_IT_WORKS, RoleMemory
+from roll.config.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a step on a device."""
+
+    name: str
+    """`generation`, `judging`, `training`, `weight sync`, or the active role; `all at once` without turns."""
+    held: int
+    """Bytes in use. An engine counts with its weights and one sequence's KV cache, not with all that it reserves."""
+    reserved_fraction: float | None = None
+    """Fraction of the device that an active engine reserves for weights and KV cache together."""
+
+
+def misfits(plan: Plan, gpu_memory: float) -> list[str]:
+    """Return texts that name the phases that do not fit into a GPU. Only the first device with such phases is reported.
+
+    A phase with an engine does not fit if the fraction that the engine reserves is too small for its weights and one
+    whole sequence.
+
+    Args:
+        gpu_memory: Memory of a GPU in bytes.
+    """
+    for device in plan.devices:
+        found = [phase for phase in phases(plan, device) if phase.held > gpu_memory * (phase.reserved_fraction or 1.0)]
+        if found:
+            return [f"{phase.name} on device {device}" for phase in found]
+    return []
+
+
+def phases(plan: Plan, device: int) -> list[Phase]:
+    """Return the memory of a device in each phase, counting the roles whose model has a known shape.
+
+    Roles that take no turns count in every phase.
+    """
+    here = {name: memory for name, memory in plan.memory.items() if device in plan.roles[name].all_devices}
+    movers = {name for name in here if not plan.turns.get(name, frozenset()).isdisjoint(here)}
+    stays = {name: memory for name, memory in here.items() if name not in movers}
+    if not movers:
+        return [_phase("all at once", stays)]
+    return [_phase(name, stays | present) for name, present in _work({name: here[name] for name in movers})]
+
+
+def _work(movers: Mapping[str, RoleMemory]) -> Iterator[tuple[str, dict[str, RoleMemory]]]:
+    """Yield the name of each phase, with the memory of the roles that are on the device during it."""
+    infer, train = movers.get("actor_infer"), movers.get("actor_train")
+    if infer:
+        yield "generation", {"actor_infer": infer}
+    teachers = [name for name in movers if name == "teacher" or name.startswith(TEACHERS)]
+    yield from ((name, {name: movers[name]}) for name in ("reference", *teachers, "critic") if name in movers)
+    yield from (("judging", {name: movers[name]}) for name in judging_roles(movers))
+    yield from (("training", {name: movers[name]}) for name in ("actor_train", "student") if name in movers)
+    if train and infer:
+        yield "weight sync", {"actor_train": _idle(train), "actor_infer": _idle(infer)}
+
+
+def _idle(memory: RoleMemory) -> RoleMemory:
+    return RoleMemory({kind: size for kind, size in memory.device.items() if kind not in WHILE_IT_WORKS}, memory.host)
+
+
+def _phase(name: str, present: Mapping[str, RoleMemory]) -> Phase:
+    reserved = [memory.reserved_fraction for memory in present.values() if memory.reserved_fraction]
+    return Phase(name, sum(memory.device_total for memory in present.values()), max(reserved, default=None))

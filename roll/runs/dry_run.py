@@ -1,0 +1,176 @@
+"""What a dry run tries besides its plan: the first rows of the data files, environments, tools and agents.
+
+It imports neither torch nor transformers, and reads only the beginning of each file. A run checks every row before it
+starts, also by the tokenizer and by the user's own rewards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from roll.agents.environments.base import Observation
+from roll.config.derived.batch import has_pairs, learner
+from roll.config.derived.fixed_roles import model_reward
+from roll.config.load.on_disk import held_out_data
+from roll.config.schema.model import DataConfig
+from roll.config.schema.offline import DpoConfig, OfflineConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import RewardConfig
+from roll.data.json_text import parsed
+from roll.data.routes import DOMAIN, DomainRoutes, Label, tag_routes
+from roll.data.rows import (
+    GROUND_TRUTH,
+    RowFault,
+    column_number,
+    column_text,
+    example_conversation,
+    labelled_conversation,
+    pair_conversations,
+    prompt_conversation,
+    read_row,
+    template_arguments,
+)
+from roll.data.sources import Source, find_sources
+from roll.errors import BadInput, ConfigError, DataError, Fault
+from roll.rewards.base import load_reward, traits_of
+from roll.rewards.verdicts import parts_of
+from roll.runs.rlvr.environment_trial import agent_faults, environments_with_variables, try_environments
+
+ROWS = 8
+"""Number of rows that are read from the beginning of each file."""
+FILES = 8
+"""Largest number of files of one set whose rows are read."""
+Row = Mapping[str, Any]
+RowReader = Callable[[Row], object]
+"""Reads a row as the run will read it. Raises RowFault if the row cannot be used."""
+
+
+def try_dry_run(config: Config) -> list[str]:
+    """Try what a dry run can try of the data and of the user's environments. Return a line on what was tried.
+
+    Raises:
+        DataError: a row cannot be used, or a file not be read. The error lists the first fault of each kind and file.
+        ConfigError: an environment, a tool or an agent cannot be used.
+        BadInput: both.
+    """
+    lines, bad_rows = list[str](), list[Fault]()
+    for place, data_args in data_sets(config).items():
+        tried, faults = _try_rows(data_args, row_reader(config, data_args))
+        bad_rows += faults
+        elsewhere = [name for name in _names(data_args) if not Path(name).exists()]
+        lines += [f"Rows of {place}: the first ones of {', '.join(tried)} can be used"] if tried and not faults else []
+        lines += [f"Rows of {place}: not tried; not on this machine: {', '.join(elsewhere)}"] if elsewhere else []
+    unfit = _environment_faults(config) if isinstance(config, RlvrConfig) and config.environments else []
+    if bad_rows or unfit:
+        kind = BadInput if bad_rows and unfit else DataError if bad_rows else ConfigError
+        raise kind(*unfit, *bad_rows)
+    if isinstance(config, RlvrConfig) and config.environments:
+        lines.append(f"Environments: {', '.join(config.environments)} can be loaded, with their tools and agents")
+    return lines
+
+
+def data_sets(config: Config) -> dict[str, DataConfig]:
+    """Return the data sets whose rows the run reads from files, by the key path of the block above `data_args`."""
+    name, role = learner(config)
+    training = {name: role.data_args} if role.data_args else {}
+    return training | (held_out_data(config) if config.eval_steps else {})
+
+
+def row_reader(config: Config, data_args: DataConfig) -> RowReader:
+    """Return the function that reads a row of this data set, without rendering and tokenising it."""
+    if isinstance(config, RlvrConfig):
+        routes = DomainRoutes(tuple(config.domains), tag_routes(config.domains))
+        return partial(_read_prompt, data_args=data_args, routes=routes, rewards=config.rewards)
+    return partial(_read_example, data_args=data_args, config=config)
+
+
+def _read_prompt(row: Row, data_args: DataConfig, routes: DomainRoutes, rewards: Mapping[str, RewardConfig]) -> None:
+    template_arguments(row)
+    read = read_row(row, data_args)
+    prompt_conversation(read, data_args)
+    domain, tag = (None if row.get(column) in (None, "") else str(row[column]) for column in (DOMAIN, data_args.tag))
+    label = Label(domain, tag)
+    if (fault := routes.fault(label, data_args.tag)) is not None:
+        raise fault
+    domain = routes.domains[routes.domain_index(label)]
+    if domain in rewards:
+        _check_reference(domain, rewards[domain], read, data_args)
+
+
+def _check_reference(domain: str, section: RewardConfig, row: Row, data_args: DataConfig) -> None:
+    """Raise RowFault if a built-in reward of the domain cannot use the row. The user's own are left to the run."""
+    for part in parts_of(domain, section) if model_reward(domain, section) is None else ():
+        check = None if ":" in part.reward else traits_of(load_reward(part.reward)).check_row
+        try:
+            if check is not None:
+                check(row)
+        except ValueError as error:
+            problem = f"'{part.reward}' cannot use the row: {error}; the row has: {', '.join(map(str, row))}"
+            named = f"name the column of the reference answer in data_args.{GROUND_TRUTH}, or "
+            remedy = f"{named if data_args.ground_truth == GROUND_TRUTH else ''}fix or remove the row"
+            raise RowFault(f"no reference for '{part.reward}'", problem, remedy, "unfit") from error
+
+
+def _read_example(row: Row, data_args: DataConfig, config: OfflineConfig) -> None:
+    if data_args.text is not None:
+        column_text(row, data_args.text)
+        return
+    template_arguments(row)
+    if isinstance(config, DpoConfig) and not has_pairs(config):
+        labelled_conversation(row, data_args)
+    elif has_pairs(config):
+        pair_conversations(row, data_args)
+        if data_args.margin:
+            column_number(row, data_args.margin)
+    else:
+        example_conversation(row, data_args)
+
+
+def _names(data_args: DataConfig) -> tuple[str, ...]:
+    return (data_args.file_name,) if isinstance(data_args.file_name, str) else data_args.file_name
+
+
+def _try_rows(data_args: DataConfig, read: RowReader) -> tuple[list[str], list[Fault]]:
+    """Return the names of the sources whose first rows were read, and the faults. Names of the Hub are left out."""
+    present = [name for name in _names(data_args) if Path(name).exists()]
+    try:
+        sources = find_sources(present, data_args.split)[:FILES] if present else []
+    except DataError as error:
+        return [], list(error.faults)
+    found = [fault for source in sources for fault in _source_faults(source, read)]
+    return [source.name for source in sources], found
+
+
+def _source_faults(source: Source, read: RowReader) -> Iterator[Fault]:
+    """Yield the first fault of each kind in the first rows of a source."""
+    known = set[str]()
+    try:
+        rows = source.first(ROWS)
+    except DataError as error:
+        yield from error.faults
+        return
+    for row in rows:
+        try:
+            if row.problem:
+                raise RowFault("malformed", row.problem, "make the row one object of JSON", "malformed")
+            read(parsed(row.text))
+        except RowFault as fault:
+            if fault.reason not in known:
+                known.add(fault.reason)
+                yield Fault(f"{source.name}:{row.number}", fault.problem, fault.remedy, fault.code)
+
+
+def _environment_faults(config: RlvrConfig) -> list[Fault]:
+    """Return the faults of environments that cannot be loaded, of their tools, and of agents that cannot be started."""
+    sections, seconds = environments_with_variables(config), config.deadlines.start
+    loaded = asyncio.run(try_environments(sections, {}, seconds, _no_problem))
+    return [*loaded, *agent_faults(sections, seconds)]
+
+
+def _no_problem(_: Observation) -> str:
+    return ""

@@ -1,0 +1,114 @@
+"""A dry run tries the first rows of the data files, environments and tools, without the libraries of a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.errors import BadInput, Fault
+from roll.pipeline import main
+from roll.runs.dry_run import ROWS, try_dry_run
+from tests import limits
+
+GOOD = {"prompt": "What is 1 + 1?", "ground_truth": "2", "response": "2"}
+TRAINED = {"rlvr": ("gsm8k_rlvr", "actor_train"), "sft": ("quickstart/gsm8k_sft", "sft_train")}
+
+
+@pytest.fixture
+def tried(configured: Callable[..., Any], tmp_path: Path) -> Callable[..., list[str]]:
+    """Return a function that dry-runs an experiment whose training rows are these."""
+
+    def dry_run(kind: str, rows: list[Any] | str, *words: str, name: str = "rows.jsonl") -> list[str]:
+        path, (experiment, role) = tmp_path / name, TRAINED[kind]
+        path.write_text(rows if isinstance(rows, str) else "".join(f"{json.dumps(row)}\n" for row in rows))
+        words = (f"{role}.data_args.file_name={path}", *words)
+        return try_dry_run(configured(experiment, *words))
+
+    return dry_run
+
+
+def faults(tried: Callable[..., list[str]], *given: Any, **named: Any) -> list[Fault]:
+    with pytest.raises(BadInput) as caught:
+        tried(*given, **named)
+    return list(caught.value.faults)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_sound_rows_are_said_to_be_tried(kind: str, tried: Callable[..., list[str]], tmp_path: Path) -> None:
+    lines = tried(kind, [GOOD])
+    assert any(str(tmp_path / "rows.jsonl") in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"), [("rlvr", "prompt"), ("rlvr", "ground_truth"), ("sft", "prompt"), ("sft", "response")]
+)
+def test_missing_column_is_a_fault_at_its_row(
+    kind: str, column: str, tried: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    bad = {name: value for name, value in GOOD.items() if name != column} | {f"{column}s": "3"}
+    (fault,) = faults(tried, kind, [GOOD, bad, bad])
+    assert fault.place == f"{tmp_path / 'rows.jsonl'}:2"
+    assert column in fault.problem
+    assert f"{column}s" in fault.problem, "the columns of the row are named"
+
+
+def test_reference_in_another_column_must_be_named(tried: Callable[..., list[str]]) -> None:
+    row = {"prompt": "What is 1 + 1?", "reward_model": {"ground_truth": "2"}}
+    (fault,) = faults(tried, "rlvr", [row])
+    assert "data_args.ground_truth" in fault.remedy
+    assert tried("rlvr", [row], "actor_train.data_args.ground_truth=reward_model.ground_truth")
+
+
+def test_row_without_domain_is_a_fault(tried: Callable[..., list[str]]) -> None:
+    words = ("~rewards.math_rule", "+rewards.exact_match.tag_included=[a]", "+rewards.multiple_choice.tag_included=[b]")
+    (fault,) = faults(tried, "rlvr", [{**GOOD, "tag": "c"}], *words)
+    assert fault.code == "unknown_name"
+    assert tried("rlvr", [{**GOOD, "tag": "a"}], *words)
+
+
+def test_only_the_beginning_of_a_file_is_read(tried: Callable[..., list[str]]) -> None:
+    assert tried("rlvr", [GOOD] * ROWS + [{}])
+    long = {**GOOD, "prompt": "a" * (1 << 18)}
+    array = json.dumps([long] * 6).removesuffix("]") + ", broken"
+    assert tried("rlvr", array, name="rows.json")
+    (fault,) = faults(tried, "rlvr", '[{"prompt": "a" broken]', name="short.json")
+    assert fault.code == "unreadable"
+
+
+def test_dry_run_with_rows_imports_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps(GOOD))
+    program = (
+        "import sys; from roll.pipeline import main; status = main(sys.argv[1:]);"
+        "heavy = {'torch', 'transformers', 'datasets', 'ray'} & {*sys.modules}; sys.exit(f'{status} {heavy}')"
+    )
+    words = ["--config-name", "gsm8k_rlvr", "dry_run=true", "actor_train.data_args.file_name=train.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=limits.PROCESS,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1] == "0 set()"
+    assert "train.jsonl can be used" in done.stdout
+
+
+def test_unusable_tool_refuses_the_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_tools.py").write_text("def doubled(number):\n    '''Double a number.'''\n    return number * 2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--config-name", "tiny/tiny_agent", "dry_run=true"]
+    assert main([*words, "+environments.calculator.tools=[my_tools:doubled]"]) == 2
+    assert "type hint" in capfd.readouterr().err
+    assert main([*words, "environments.calculator.environment=calculatr"]) == 2
+    assert "did you mean 'calculator'" in capfd.readouterr().err
+    assert main(words) == 0
