@@ -7,6 +7,7 @@
 # make docs         install, then compare the pages with the source and run their commands and code
 # make lint         install, then run ruff and pyright
 # make site         build the site of the documentation into site/, with MkDocs in .venv-site
+# make release-check install, then build a source distribution and a wheel into dist/, and try the wheel in a new environment
 # Every target works in a fresh clone. Steps that are done already are skipped.
 
 KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
@@ -18,7 +19,7 @@ SITE := .venv-site/packages
 PARTS := tests/unit tests/bad_input
 ENGINES := tests/engines tests/integration tests/gpu
 
-.PHONY: demo agent-demo pictures test test-parts test-engines test-all docs lint site install
+.PHONY: demo agent-demo pictures test test-parts test-engines test-all docs lint site release-check install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -56,6 +57,9 @@ lint: $(ROLL)
 site: $(SITE)
 	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
 	@echo "site/index.html"
+
+release-check: $(ROLL)
+	@.venv/bin/python benchmarks/release.py
 
 $(SITE): docs/site/requirements.txt
 	@python3 -m venv .venv-site
