@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Dockerfile")
 """Files of the site outside `docs/` and `examples/`."""
 KINDS = {".md", ".svg", ".yaml", ".yml", ".py", ".ipynb", ".sh", ".slurm", ".jsonl", ".tsv"}
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
