@@ -22,7 +22,9 @@ def test_copied_files_exist_and_are_sent() -> None:
 
 def test_the_image_has_the_gpu_lock() -> None:
     runs = [rest for word, rest in STEPS if word == "RUN"]
-    assert "requirements/install.sh gpu" in runs and "@requirements/install.sh $(KIND)" in (ROOT / "Makefile").read_text()
+    assert (
+        "requirements/install.sh gpu" in runs and "@requirements/install.sh $(KIND)" in (ROOT / "Makefile").read_text()
+    )
     [base] = [rest for word, rest in STEPS if word == "FROM"]
     [cuda] = re.findall(r"cuda:(\d+\.\d+)\.\d+-devel", base)
     assert locked("gpu")["cuda-toolkit"].startswith(f"{cuda}.")
