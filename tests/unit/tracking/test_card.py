@@ -47,7 +47,7 @@ def test_hub_reads_the_metadata_of_a_policy(tmp_path: Path) -> None:
         assert row in card.text
 
 
-def test_a_base_model_in_a_folder_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_base_model_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine" / "model").mkdir(parents=True)
     for folder in ("mine/model", str(tmp_path / "mine/model"), "./a/b/c"):
