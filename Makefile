@@ -7,18 +7,21 @@
 # make test-all     install, then run all tests, including test matrices, every recipe and clusters; Hypothesis draws new random examples
 # make docs         install, then compare the pages with the source and run their commands and code
 # make lint         install, then run ruff and pyright
+# make site         build the site of the documentation into site/, with MkDocs in .venv-site
+# make release-check install, then build a source distribution and a wheel into dist/, and try the wheel in a new environment
 # Every target works in a fresh clone. Steps that are done already are skipped.
 
 KIND := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PACKAGES := .venv/packages-$(KIND)
 ROLL := .venv/roll-$(KIND)
 TASKS := .venv/tasks
+SITE := .venv-site/packages
 
 # The two halves of `make test`. One starts engines, which wait for each other and leave a core idle, and the other does not.
 PARTS := tests/unit tests/bad_input
 ENGINES := tests/engines tests/integration tests/gpu
 
-.PHONY: demo agent-demo smollm2 pictures test test-parts test-engines test-all docs lint install
+.PHONY: demo agent-demo smollm2 pictures test test-parts test-engines test-all docs lint site release-check install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -61,6 +64,18 @@ lint: $(ROLL)
 
 $(TASKS): requirements/tasks.lock $(ROLL)
 	@.venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r $<
+	@touch $@
+
+site: $(SITE)
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+	@echo "site/index.html"
+
+release-check: $(ROLL)
+	@.venv/bin/python benchmarks/release.py
+
+$(SITE): docs/site/requirements.txt
+	@python3 -m venv .venv-site
+	@.venv-site/bin/python -m pip install -qq --disable-pip-version-check --no-input --requirement $<
 	@touch $@
 
 $(PACKAGES): requirements/$(KIND).lock requirements/install.sh

@@ -1,4 +1,4 @@
-"""A table of interchangeable functions or classes by name."""
+"""Tables of interchangeable functions or classes by name: roll's own, and what installed packages register."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 Entry = TypeVar("Entry")
-Registered = TypeVar("Registered")
+Added = TypeVar("Added")
+REWARD_GROUP, ENVIRONMENT_GROUP = "roll.rewards", "roll.environments"
+"""Groups of entry points in which packages register rewards and environments."""
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
@@ -22,10 +26,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self._kind = kind
         self._entries: dict[str, Entry] = {}
 
-    def register(self, name: str) -> Callable[[Registered], Registered]:
+    def register(self, name: str) -> Callable[[Added], Added]:
         """Return a decorator that adds an entry under `name`, unchanged. Raises ValueError if `name` is registered."""
 
-        def add(entry: Registered) -> Registered:
+        def add(entry: Added) -> Added:
             if name in self._entries:
                 raise ValueError(f"{self._kind} '{name}' is registered twice")
             self._entries[name] = cast(Entry, entry)
@@ -94,3 +98,22 @@ def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
     """Return ` (did you mean 'x'?)` for a misspelt name, or an empty string if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A name that an installed package registers."""
+
+    name: str
+    path: str
+    """What it stands for, `package.module:Name`."""
+    package: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (of {self.package})"
+
+
+def registered(group: str) -> list[Registered]:
+    """Return what installed packages register in a group of entry points, by name. Imports none of it."""
+    found = [Registered(one.name, one.value, one.dist.name if one.dist else "") for one in entry_points(group=group)]
+    return sorted(found, key=lambda one: (one.name, one.package))

@@ -136,12 +136,12 @@ def _section(title: str, places: str, block: type[BaseModel], leave_out: set[str
     for name, field in block.model_fields.items():
         if name in (leave_out or ()):
             continue
-        cells = (f"`{name}`", _type(field.annotation, field.metadata), _default(field), _meaning(name, field))
+        cells = (f"`{name}`", _type(field.annotation, field.metadata), _default(field), meaning(name, field))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
 
-def _meaning(name: str, field: FieldInfo) -> str:
+def meaning(name: str, field: FieldInfo) -> str:
     """Return the description of a key, and the methods that read it if only some do."""
     for table in (ESTIMATORS, POLICY_LOSSES, PREFERENCE_LOSSES):
         names = readers(table).get(name, ())

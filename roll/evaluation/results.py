@@ -32,10 +32,8 @@ from roll.runs.rlvr.validation import (
     validation_metrics,
 )
 from roll.tracking.base import group_record
+from roll.tracking.intervals import CONFIDENCE, wilson
 from roll.types import Metrics, RolloutGroup
-
-CONFIDENCE = 0.95
-"""Confidence level of every (two-sided) interval."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +73,6 @@ def share_estimate(values: Sequence[float], samples: int) -> Estimate:
         size = min(most, max(float(prompts), variance / error**2)) if error > 0.0 else most
     low, high = wilson(mean, size)
     return Estimate(mean, low, high)
-
-
-def wilson(mean: float, size: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the Wilson score interval (low, high) of the share `mean` in a sample of `size` observations."""
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    middle = mean + z * z / (2 * size)
-    width = z * sqrt(mean * (1 - mean) / size + z * z / (4 * size * size))
-    low, high = ((middle + side) / (1 + z * z / size) for side in (-width, width))
-    return low if mean > 0.0 else 0.0, high if mean < 1.0 else 1.0
 
 
 def average(values: Sequence[float]) -> Estimate:

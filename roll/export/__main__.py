@@ -101,6 +101,8 @@ def export(path: Path, out: Path, wish: str | None) -> str:
             convert.write_merged(source, folder, exact=form == "fp32")
         else:
             convert.write_hf(source, folder, exact=form == "fp32")
+        if form != "universal":
+            convert.write_card(source, folder)
     return form
 
 

@@ -18,6 +18,7 @@ from roll.models.export import write_adapter_folder, write_model
 from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer, unreadable
 from roll.models.weights import ADAPTER, WeightView
 from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState, seal
+from roll.tracking.card import CARD, model_card
 from roll.training.deepspeed import files as deepspeed_files
 from roll.weight_sync.bucket import plan_buckets
 
@@ -66,6 +67,13 @@ def write_peft(source: CheckpointSource, out: Path) -> None:
     tensors = {name: _weight(found, own, source) for name, own in names.items()}
     tokenizer = _tokenizer(source)
     write_adapter_folder(out, tensors, model, tokenizer, response_ends(source, tokenizer))
+
+
+def write_card(source: CheckpointSource, out: Path) -> None:
+    """Write the model card of an exported policy, with the scores that the run had at its checkpoint."""
+    if source.config and source.run:
+        step = LoopState.read(source.checkpoint).step
+        (out / CARD).write_text(model_card(source.config, source.run, out, step), encoding="utf-8")
 
 
 def write_universal(source: CheckpointSource, out: Path) -> None:

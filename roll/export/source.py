@@ -33,6 +33,9 @@ class CheckpointSource:
     pipeline: str
     data_args: DataConfig | None = None
     """Format of the training rows or prompts."""
+    run: Path | None = None
+    """The run folder."""
+    config: Config | None = None
 
 
 def find_source(path: Path) -> CheckpointSource:
@@ -63,7 +66,9 @@ def find_source(path: Path) -> CheckpointSource:
     config = read_run_config(run)
     _, role = learner(config)
     model = model_source(role.model_args.model_name_or_path or config.pretrain, run)
-    return CheckpointSource(checkpoint, model, role.model_args, config.seed, config.pipeline, role.data_args)
+    return CheckpointSource(
+        checkpoint, model, role.model_args, config.seed, config.pipeline, role.data_args, run, config
+    )
 
 
 def model_source(name: str, run: Path) -> str:

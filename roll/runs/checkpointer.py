@@ -20,11 +20,12 @@ from roll.runs.device_phases import DevicePhases
 from roll.runs.improvement import Improvement
 from roll.runs.position import Epochs, Position
 from roll.system.own_folder import make_way, new_folder
+from roll.tracking.card import CARD, fingerprint, model_card
 
 LOG = logging.getLogger(__name__)
 EXPORT = "export"
 EXPORT_MARK = ".exported_by_roll"
-"""Name of the empty file that marks an export. A folder without it is not removed."""
+"""Name of the file that marks an export, with the hash of its model card. A folder without it is not removed."""
 CRITIC_FOLDER = "critic"
 """Name of the critic's folder in that of the policy's state."""
 CONFIG_FILE = "config.yaml"
@@ -232,7 +233,7 @@ class Checkpointer:
         if self._config.save_at_end and self._ends_at(position):
             # Remove the export of an earlier, shorter run. Otherwise this run would look finished if it were killed
             # before its own export.
-            make_way(self._final, EXPORT_MARK)
+            self._make_way()
         state = LoopState(
             step=position.step,
             policy_version=position.policy_version,
@@ -255,10 +256,27 @@ class Checkpointer:
     async def _export(self) -> None:
         with new_folder(self._final) as folder:
             await self._trainer.export(folder)
-            (folder / EXPORT_MARK).touch()
-            make_way(self._final, EXPORT_MARK)
+            self._write_card(folder)
+            (folder / EXPORT_MARK).write_text(fingerprint(folder), encoding="utf-8")
+            self._make_way()
         self.exported = self._final
         LOG.info("exported: %s", self._final)
+
+    def _write_card(self, folder: Path) -> None:
+        """Write the model card. Errors are only logged: they must not cost a trained model."""
+        try:
+            card = model_card(self._config, self._final.parent, folder, self.last[0] if self.last else 0)
+            (folder / CARD).write_text(card, encoding="utf-8")
+        except (OSError, ValueError, KeyError) as error:
+            LOG.warning("the model card could not be written: %s: %s", type(error).__name__, error)
+
+    def _make_way(self) -> None:
+        """Remove an earlier export. One whose model card was changed is kept under another name."""
+        mark, card = self._final / EXPORT_MARK, fingerprint(self._final)
+        if card and mark.is_file() and mark.read_text(encoding="utf-8") != card:
+            LOG.warning("%s was changed, so its folder is kept", self._final / CARD)
+            mark.unlink()
+        make_way(self._final, EXPORT_MARK)
 
 
 def _config_of_checkpoint(checkpoint: Path) -> dict[str, Any]:

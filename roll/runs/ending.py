@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Literal
 
 from roll.errors import BadInput, RollError, WorkerFailed
 from roll.runs.checkpointer import Checkpointer
+from roll.tracking.card import model_class
 from roll.tracking.history import END_FILE, RunEnd, write_end
 from roll.tracking.jsonl import METRICS_FILE
 from roll.tracking.report.write import write_report
@@ -74,15 +74,8 @@ class RunEnding:
 
 
 def loading_call(export: Path) -> str:
-    """Return Python code that loads an exported folder: an adapter with its base model, a reward model, or a policy."""
-    package, prefix, kind = "transformers", "Auto", "CausalLM"
-    if (export / "adapter_config.json").is_file():
-        package, prefix = "peft", "AutoPeft"
-    configured = export / "config.json"
-    if configured.is_file():
-        architectures = json.loads(configured.read_text()).get("architectures") or []
-        kind = "SequenceClassification" if "ForSequenceClassification" in "".join(architectures) else kind
-    name = f"{prefix}ModelFor{kind}"
+    """Return Python code that loads an exported folder."""
+    package, name = model_class(export)
     return f'from {package} import {name}; {name}.from_pretrained("{export}")'
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks.release import ROOT, build_sdist, build_wheel, install, run_installed, trials
 from tests import limits
 from tests.unit.docs.notebooks import TINY, code_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 
-ROOT = Path(__file__).resolve().parents[2]
 CELLS = """
 import asyncio
 import json
@@ -37,69 +32,25 @@ asyncio.run(notebook())
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the interpreter of a new environment with the wheel. All other packages come from the current
-    environment.
-    """
+    """Return the interpreter of a new environment with the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--wheel-dir",
-        str(folder),
-        str(ROOT),
-    ]
-    subprocess.run([sys.executable, "-m", *build], check=True, timeout=limits.PROCESS)
-    [wheel] = folder.glob("*.whl")
-    venv.create(folder / "env", with_pip=False)
-    python = folder / "env" / "bin" / "python"
-    install = ["pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", *install], check=True, timeout=limits.PROCESS)
-    # Python searches a folder from a .pth file last, and ignores the .pth files in it, such as the one of the checkout.
-    found = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (Path(found.stdout.strip()) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
-
-
-def run(python: Path, *arguments: str, folder: Path, given: str = "") -> str:
-    """Run a command as in a shell with the environment of `python` activated, and return its output."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
-    done = subprocess.run(
-        arguments,
-        cwd=folder,
-        input=given,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=limits.RUN,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    return install(build_wheel(build_sdist(ROOT, folder), folder), folder / "env")
 
 
 def test_the_wheel_is_what_is_imported(installed: Path, tmp_path: Path) -> None:
-    there = run(installed, "python", "-c", "import roll; print(roll.__file__)", folder=tmp_path)
+    there = run_installed(installed, ["python", "-c", "import roll; print(roll.__file__)"], tmp_path)
     assert Path(there.strip()).is_relative_to(installed.parents[1])
 
 
 def test_its_notebook_trains_the_tiny_task(installed: Path, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
-    printed = run(installed, "python", "-c", CELLS, folder=tmp_path, given=json.dumps(code_of(TINY)))
+    cells = json.dumps(code_of(TINY))
+    printed = run_installed(installed, ["python", "-c", CELLS], tmp_path, cells, limits.RUN)
     accuracy = json.loads(printed.splitlines()[-1])
     assert accuracy["after"] > accuracy["before"] > 0.2
     leaves_nothing()
 
 
-def test_its_commands_plan_a_shipped_experiment(installed: Path, tmp_path: Path) -> None:
-    plan = run(installed, "roll", "--config-name", "rlvr_lora_zero3", "dry_run=true", folder=tmp_path)
-    assert "actor_train" in plan and "deepspeed_train" in plan
-    assert run(installed, "roll", "--version", folder=tmp_path).startswith("roll ")
+@pytest.mark.parametrize("command", trials(), ids=" ".join)
+def test_its_commands_run(installed: Path, tmp_path: Path, command: list[str]) -> None:
+    printed = run_installed(installed, command, tmp_path)
+    assert ("actor_train" in printed and "deepspeed_train" in printed) == ("dry_run=true" in command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from urllib.parse import urlsplit
 
@@ -24,7 +24,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, RewardConfig
 from roll.config.shipped import judge_templates, known_environments, known_rewards
 from roll.errors import Fault
-from roll.registry import nearest
+from roll.registry import ENVIRONMENT_GROUP, REWARD_GROUP, nearest, registered
 
 SERVED = (
     "model_args", "strategy_args", "device_mapping", "template", "world_size", "max_tokens_per_microbatch",
@@ -59,11 +59,12 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
     known = [*known_rewards(), *MODEL_REWARDS]
     for where, name in named_rewards(config.rewards).items():
         if ":" not in name and name not in known:
-            problem = f"there is no reward function '{name}'{nearest(name, known)}"
+            close = [*known, *(entry.name for entry in registered(REWARD_GROUP))]
+            problem = f"there is no reward function '{name}'{nearest(name, close)}"
             yield Fault(
                 where,
                 problem,
-                f"set reward to one of: {', '.join(known)}; or to your own, as package.module:function",
+                f"set reward to one of: {_listed(known, REWARD_GROUP)}; or to your own, as package.module:function",
                 "unknown_name",
             )
     yield from sandbox_faults(config.rewards)
@@ -77,6 +78,10 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
         if reward.normalise == "group" and not reward.parts:
             remedy = "add parts, or remove it; adv_estimator normalises a single reward"
             yield Fault(f"rewards.{domain}.normalise", "'group', but the reward has no parts", remedy, "owner_missing")
+
+
+def _listed(known: Sequence[str], group: str) -> str:
+    return ", ".join([*known, *map(str, registered(group))])
 
 
 def _tags(config: RlvrConfig) -> Iterator[Fault]:
@@ -238,6 +243,7 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _lengths(config)
     yield from _rows(config)
     for domain, section in config.environments.items():
+        yield from _unknown_environment(f"{ENVIRONMENTS}{domain}", environment_of(domain, section))
         yield from _domain(f"{ENVIRONMENTS}{domain}", section)
         yield from _environment_name(domain, section)
         if environment_of(domain, section) == TOOL_USE and domain not in config.rewards:
@@ -261,6 +267,15 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
             )
     if config.environments:
         yield from _other_keys(config)
+
+
+def _unknown_environment(where: str, name: str) -> Iterator[Fault]:
+    known = known_environments()
+    if ":" not in name and name not in known:
+        close = [*known, *(entry.name for entry in registered(ENVIRONMENT_GROUP))]
+        problem = f"no environment is named '{name}'{nearest(name, close)}"
+        remedy = f"set it to one of: {_listed(known, ENVIRONMENT_GROUP)}; or to your own class, as package.module:Class"
+        yield Fault(f"{where}.environment", problem, remedy, "unknown_name")
 
 
 def _lengths(config: RlvrConfig) -> Iterator[Fault]:

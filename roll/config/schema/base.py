@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from roll.algorithms.methods import Method, MethodKey, is_path
@@ -30,6 +39,10 @@ class Named:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         written = core_schema.plain_serializer_function_ser_schema(str)
         return core_schema.with_info_plain_validator_function(self._method, serialization=written)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        own = {"type": "string", "pattern": r"^\w+(\.\w+)*:\w+$"}
+        return {"anyOf": [{"enum": list(self.kind.known)}, own]}
 
     def _method(self, name: Any, info: core_schema.ValidationInfo) -> Method[Any]:
         if isinstance(name, Method):
@@ -115,7 +128,7 @@ PathText = Annotated[str, AfterValidator(_path)]
 
 Passed = Annotated[Any, AfterValidator(_finite)]
 """A value that is passed on to a library."""
-VariableText = Annotated[str, BeforeValidator(variable_text)]
+VariableText = Annotated[str, BeforeValidator(variable_text), WithJsonSchema({"type": ["string", "number"]})]
 """Value of an environment variable. Numbers are first parsed by YAML: 0x10 becomes 16."""
 
 

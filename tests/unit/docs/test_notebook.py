@@ -10,6 +10,7 @@ import json
 import roll
 from roll.config.shipped import find_experiment
 from tests.unit.docs.notebooks import TINY, cells, code_of
+from tests.unit.docs.pages import links
 
 
 def test_it_is_a_notebook_without_outputs() -> None:
@@ -18,6 +19,12 @@ def test_it_is_a_notebook_without_outputs() -> None:
     assert len({cell["id"] for cell in cells(TINY)}) == len(cells(TINY))
     code = [cell for cell in cells(TINY) if cell["cell_type"] == "code"]
     assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_the_pages_link_to_it() -> None:
+    assert "examples/tiny/tiny.ipynb" in links("README.md") and "../examples/tiny/tiny.ipynb" in links(
+        "docs/running.md"
+    )
 
 
 def test_it_imports_public_names_alone() -> None:

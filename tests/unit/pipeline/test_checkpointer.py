@@ -103,3 +103,16 @@ def test_folders_of_the_user_are_kept(tmp_path: Path) -> None:
     assert sorted(path.read_text() for path in tmp_path.rglob("notes.txt")) == sorted(own)
     assert (tmp_path / "export" / "weights").read_text() == "4"
     assert len(list(tmp_path.glob("export*"))) == 2, "an export of the run itself is replaced"
+
+
+def test_an_export_whose_card_was_changed_is_kept(tmp_path: Path) -> None:
+    card = tmp_path / "export" / "README.md"
+    for steps, text in ((2, None), (4, "mine"), (6, None)):
+        checkpointer, trainer, _ = begin(tmp_path, f"max_steps={steps}")
+        trainer.step = steps
+        asyncio.run(checkpointer.finish(Position(steps, steps)))
+        assert f"in {steps} steps" in card.read_text(encoding="utf-8")
+        if text is not None:
+            card.write_text(text, encoding="utf-8")
+    [kept] = tmp_path.glob("export.kept_*")
+    assert (kept / "README.md").read_text(encoding="utf-8") == "mine" and (kept / "weights").read_text() == "4"

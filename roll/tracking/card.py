@@ -1,0 +1,165 @@
+"""Writes the model card of an export: `README.md`, with the metadata that the Hugging Face Hub reads at its top.
+
+Only facts of the run folder are in it. What the Hub cannot know stays open: the license is `unknown`, and a base model
+that is a folder of this machine is named without its path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roll.config.derived.batch import learner
+from roll.config.derived.domains import environment_of, named_rewards
+from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
+from roll.tracking.history import read_starts
+from roll.tracking.intervals import CONFIDENCE, wilson
+from roll.tracking.jsonl import METRICS_FILE, VALIDATION_SAMPLES_FILE, each_record
+
+CARD = "README.md"
+KEYS = (
+    "pipeline", "adv_estimator", "policy_loss", "preference_loss", "beta", "rollout_batch_size",
+    "num_return_sequences_in_group", "prompt_length", "response_length", "sequence_length", "max_length", "seed",
+)  # fmt: skip
+"""Keys of the root that a card shows."""
+ROLE_KEYS = (
+    ("model_args", ("dtype", "lora_target", "lora_rank", "lora_alpha")),
+    ("training_args", ("learning_rate", "lr_scheduler_type")),
+)
+"""Keys of the trained role that a card shows."""
+SHARES = ("pass@", "maj@")
+"""Beginnings of the names of metrics that are shares of the prompts."""
+SCORES = (*SHARES, "avg@", "accuracy", "loss", "perplexity", "reward_margin", "divergence")
+
+
+def model_card(config: Config, run: Path, export: Path, step: int) -> str:
+    """Return the card of the model that a run exported after a step.
+
+    Args:
+        run: the run folder, of which the metrics and the starts are read, if there are any.
+        export: the folder of the model, of which the configuration is read.
+    """
+    _, role = learner(config)
+    base = role.model_args.model_name_or_path or config.pretrain
+    is_adapter = (export / "adapter_config.json").is_file()
+    package, kind = model_class(export)
+    kind_of_model = "adapter" if is_adapter else "reward model" if "Sequence" in kind else "model"
+    known = None if _is_folder(base, run) else base
+    metadata: dict[str, Any] = {
+        **({"base_model": known, "base_model_relation": "adapter" if is_adapter else "finetune"} if known else {}),
+        "library_name": package,
+        "license": "unknown",
+        "pipeline_tag": "text-classification" if "Sequence" in kind else "text-generation",
+        "tags": ["roll", config.pipeline],
+    }
+    name = f"`{known}`" if known else "a model in a local folder"
+    parts = [
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {config.exp_name}\n",
+        f"This {kind_of_model} was trained from {name} in {step} steps of `pipeline: {config.pipeline}` of roll.\n",
+        f'```python\nfrom {package} import {kind}\n\nmodel = {kind}.from_pretrained("FOLDER_OR_HUB_NAME")\n```\n',
+        *_validation(run, step),
+        "## Training\n",
+        _table(("key", "value"), settings(config)),
+        *_versions(run),
+        "## License\n",
+        "Unknown to roll. Those of the base model and of the data apply; set `license` above before you publish.\n",
+    ]
+    return "\n".join(parts)
+
+
+def model_class(export: Path) -> tuple[str, str]:
+    """Return the package and the class that load an export: an adapter with its base, a reward model or a policy."""
+    if (export / "adapter_config.json").is_file():
+        return "peft", "AutoPeftModelForCausalLM"
+    configured = export / "config.json"
+    values = json.loads(configured.read_text(encoding="utf-8")) if configured.is_file() else {}
+    is_scorer = "ForSequenceClassification" in "".join(values.get("architectures") or [])
+    return "transformers", "AutoModelForSequenceClassification" if is_scorer else "AutoModelForCausalLM"
+
+
+def settings(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the keys that say how a model was trained, with their values."""
+    for key in KEYS:
+        if (value := getattr(config, key, None)) is not None:
+            yield key, str(value)
+    name, role = learner(config)
+    for block, keys in ROLE_KEYS:
+        for key in keys:
+            if (value := getattr(getattr(role, block), key)) is not None:
+                yield f"{name}.{block}.{key}", ", ".join(value) if isinstance(value, tuple) else str(value)
+    if role.data_args is not None:
+        files = role.data_args.file_name
+        named = [files] if isinstance(files, str) else files
+        yield f"{name}.data_args.file_name", ", ".join(Path(file).name if Path(file).suffix else file for file in named)
+    if isinstance(config, RlvrConfig):
+        yield from named_rewards(config.rewards).items()
+        for domain, section in config.environments.items():
+            yield f"environments.{domain}", environment_of(domain, section)
+
+
+def fingerprint(export: Path) -> str:
+    """Return a hash of an export's card; empty without one."""
+    card = export / CARD
+    return hashlib.sha256(card.read_bytes()).hexdigest() if card.is_file() else ""
+
+
+def _is_folder(model: str, run: Path) -> bool:
+    """Return whether a model is a folder, where a run started or here, and not a name on the Hub."""
+    here = [Path.cwd(), *(Path(start.folder) for start in read_starts(run))]
+    return model.count("/") > 1 or any((folder / model).exists() for folder in here)
+
+
+def _validation(run: Path, step: int) -> Iterator[str]:
+    found, at = _scores(run / METRICS_FILE, step)
+    if not found:
+        return
+    prompts = _prompts(run / VALIDATION_SAMPLES_FILE, at)
+    rows = []
+    for (name, metric), value in found.items():
+        size = prompts.get(name) if metric.startswith(SHARES) else None
+        low, high = wilson(min(max(value, 0.0), 1.0), size) if size else (0.0, 0.0)
+        rows.append((name, metric, f"{value:.4g}", f"{low:.3f} to {high:.3f}" if size else "", str(size or "")))
+    yield "## Validation\n"
+    yield f"Held-out prompts after step {at}. The intervals are Wilson's for one response to each prompt.\n"
+    yield _table(("set", "metric", "value", f"{CONFIDENCE:.0%} interval", "prompts"), rows)
+
+
+def _scores(metrics: Path, step: int) -> tuple[dict[tuple[str, str], float], int]:
+    """Return the values of the newest validation up to a step, by set and metric, and its step."""
+    newest: Mapping[str, Any] = {}
+    for record in each_record(metrics) if metrics.is_file() else ():
+        if record and record["step"] <= step and any(key.startswith("val/") for key in record):
+            newest = record
+    split = {tuple(key.split("/", 2)[1:]): value for key, value in newest.items() if key.startswith("val/")}
+    found = {
+        (names[0], names[1]): float(value)
+        for names, value in split.items()
+        if len(names) == 2 and names[1].startswith(SCORES) and isinstance(value, int | float)
+    }
+    return found, newest.get("step", 0)
+
+
+def _prompts(samples: Path, step: int) -> dict[str, int]:
+    """Return the number of prompts of each held-out set in the validation after a step."""
+    found: dict[str, int] = {}
+    for record in each_record(samples) if samples.is_file() else ():
+        if record and record["step"] == step and record["responses"]:
+            found[record["set"]] = record["responses_of_step"] // len(record["responses"])
+    return found
+
+
+def _versions(run: Path) -> Iterator[str]:
+    for start in read_starts(run)[-1:]:
+        yield "## Versions\n"
+        yield _table(("package", "version"), start.versions.items())
+
+
+def _table(head: tuple[str, ...], rows: Any) -> str:
+    cells = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in cells)
