@@ -1,36 +1,37 @@
 """Writes pairs for DPO from a model's own answers: a right and a wrong one to the same prompt.
 
-    python examples/recipes/make_pairs.py SAMPLES FILE [--pairs 1] [--seed 0]
+    python examples/recipes/make_pairs.py SAMPLES FILE [--pairs 1]
 
 SAMPLES is the file `samples.jsonl` of `python -m roll.evaluate` with several samples of each prompt. FILE gets rows
 with `prompt`, `chosen` and `rejected`. Prompts whose answers are all right or all wrong give no pair, and answers that
-were cut at the length limit are not used.
+were cut at the length limit are not used. Of several right or wrong answers the most frequent ones are taken: frequent
+mistakes cost the most.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
 def answers(record: Mapping[str, Any], passed: bool) -> list[str]:
-    """Return the different answers of a record that ended by themselves, and passed or failed."""
-    found = [one["text"] for one in record["responses"] if one["passed"] is passed and one["finish_reason"] == "stop"]
-    return [text for text in dict.fromkeys(found) if text.strip()]
+    """Return the different answers of a record that ended by themselves, and passed or failed; the most frequent one is
+    the first.
+    """
+    ended = [one for one in record["responses"] if one["finish_reason"] == "stop" and one["text"].strip()]
+    return [text for text, _ in Counter(one["text"] for one in ended if one["passed"] is passed).most_common()]
 
 
-def pairs(record: Mapping[str, Any], most: int, draw: random.Random) -> list[dict[str, str]]:
+def pairs(record: Mapping[str, Any], most: int) -> list[dict[str, str]]:
     """Return at most `most` pairs of a prompt. No answer is in two of them."""
     right, wrong = (answers(record, passed) for passed in (True, False))
-    count = min(most, len(right), len(wrong))
-    return [
-        {"prompt": record["row"]["prompt"], "chosen": chosen, "rejected": rejected}
-        for chosen, rejected in zip(draw.sample(right, count), draw.sample(wrong, count), strict=True)
-    ]
+    prompt = record["row"]["prompt"]
+    both = zip(right[:most], wrong[:most], strict=False)
+    return [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for chosen, rejected in both]
 
 
 def summary(records: Sequence[Mapping[str, Any]], found: Iterable[Sequence[Mapping[str, str]]]) -> str:
@@ -49,16 +50,15 @@ def summary(records: Sequence[Mapping[str, Any]], found: Iterable[Sequence[Mappi
     )
 
 
-def write_pairs(samples: Path, file: Path, most: int, seed: int) -> str:
+def write_pairs(samples: Path, file: Path, most: int) -> str:
     """Write the pairs of an evaluation, and return the summary to print.
 
     Raises:
         ValueError: the samples cannot be read, or give no pair. The text says what to do.
     """
-    draw = random.Random(seed)
     try:
         records = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
-        found = [pairs(record, most, draw) for record in records]
+        found = [pairs(record, most) for record in records]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"'{samples}' cannot be read as samples: {error!r}; give samples.jsonl of roll.evaluate"
@@ -78,9 +78,8 @@ if __name__ == "__main__":
     parser.add_argument("samples", type=Path)
     parser.add_argument("file", type=Path)
     parser.add_argument("--pairs", type=int, default=1, help="largest number of pairs of a prompt (default: 1)")
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     try:
-        print(write_pairs(given.samples, given.file, given.pairs, given.seed))
+        print(write_pairs(given.samples, given.file, given.pairs))
     except ValueError as error:
         parser.error(str(error))
