@@ -86,8 +86,10 @@ def test_learnt_conversation_has_tokens_of_its_episode(folder: Path) -> None:
 def test_recipes_read_what_the_script_writes(folder: Path) -> None:
     warm_up, agent = (planned(f"recipes/smollm2_agent_{name}")[0] for name in ("warm_up", "grpo"))
     assert isinstance(warm_up, SftConfig) and isinstance(agent, RlvrConfig)
-    assert agent.actor_train.data_args and agent.validation and agent.validation.data_args
-    files = [one.data_args.file_name for one in (warm_up.sft_train, agent.actor_train, agent.validation)]
+    assert agent.validation is not None
+    sources = (warm_up.sft_train.data_args, agent.actor_train.data_args, agent.validation.data_args)
+    files = [columns.file_name for columns in sources if columns]
+    assert len(files) == len(sources)
     assert {Path(str(file)).parent for file in files} == {Path(warm_up.pretrain).parent}
     assert all((folder / Path(name).name).exists() for name in [*map(str, files), warm_up.pretrain])
     assert Path(agent.pretrain) == Path(warm_up.output_dir) / "export"
