@@ -180,7 +180,8 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     rows = next((one["data_args"] for one in sets.values() if "data_args" in one), _columns(run))
     rewards = {_domain(request.reward): {"reward": request.reward}} if request.reward else given.get("rewards", {})
     environments = {} if request.reward else given.get("environments", {})
-    if not rewards and not environments:
+    scored = any(word.startswith(("rewards.", "environments.")) for word in request.overrides)
+    if not rewards and not environments and not scored:
         remedy = "name the reward that scores the answers: math_rule, exact_match, ..., or package.module:function"
         raise ConfigError(
             Fault("--reward", "missing, and there is no run whose rewards could be used", remedy, "missing")

@@ -82,6 +82,11 @@ def test_devices_and_strategy_reach_the_engine(world: Path) -> None:
     assert with_own.reward == "my_rewards.sub:Own" and with_own.overrides == ("rewards.Own.timeout=3",)
 
 
+def test_an_environment_scores_a_model_without_reward(world: Path) -> None:
+    words = ["model", "--data", "easy.jsonl", "--devices", "cpu", "environments.calculator.max_turns=2"]
+    assert list(planned(words).plan.roles) == ["actor_infer", "environments.calculator"]
+
+
 def test_evaluated_run_supplies_sets_sampling_rewards_and_engine(world: Path) -> None:
     run = run_folder(world / "run", "pretrain=model", "rewards.arithmetic.system_envs={MY_KEY: topsecret}", step=7)
     found = planned([str(run)])
