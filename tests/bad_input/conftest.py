@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "exp" / "sound.yaml").write_text(EXPERIMENT)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
-    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "tag": "math_rule"}\n')
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "tag": "math_rule", "ground_truth": "2"}\n')
     return tmp_path
 
 
