@@ -34,8 +34,8 @@ agent-demo: $(ROLL)
 
 smollm2: $(ROLL) $(TASKS)
 	@.venv/bin/python -m roll.models.fetch smollm2-135m
-	@[ -e data/chain_sum ] || .venv/bin/python -m roll.data.prepare reasoning_gym:chain_sum \
-		--settings min_terms=2 max_terms=3 min_digits=1 max_digits=2 --rows 3000 --validation 512
+	@[ -e data/digit_sums ] || .venv/bin/python -m roll.data.prepare reasoning_gym:chain_sum --output data/digit_sums \
+		--settings min_terms=2 max_terms=3 min_digits=1 max_digits=1 --rows 500 --validation 64
 	@.venv/bin/python -m roll.pipeline --config-name smollm2_sums_cpu
 
 pictures: demo

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 import tomllib
 import venv
@@ -50,8 +50,8 @@ def build_sdist(root: Path, folder: Path) -> Path:
 
 def build_wheel(sdist: Path, folder: Path) -> Path:
     """Build a wheel from a source distribution alone, as pip does, into a folder and return its file."""
-    with tempfile.TemporaryDirectory() as scratch, tarfile.open(sdist) as packed:
-        packed.extractall(scratch, filter="data")
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.unpack_archive(sdist, scratch)
         [source] = Path(scratch).iterdir()
         command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
         _run([*command, str(folder.resolve())], source)
