@@ -1,5 +1,5 @@
 """Applies a table to a source: copies what has a counterpart, lets the program's own code do what needs arithmetic, and
-says of every other key what becomes of it.
+reports every other key with the reason why it was not copied.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _copy(key: str, value: Any, rule: Rule, source: Source, draft: Draft) -> Non
 
 
 def _remark(key: str, value: Any, rule: Rule | None, source: Source, draft: Draft) -> None:
-    """Note what becomes of a key that was not copied."""
+    """Note why a key was not copied."""
     if any(note.place == key for note in draft.notes):
         return
     if rule is None:

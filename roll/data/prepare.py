@@ -140,7 +140,7 @@ def _prepared(given: argparse.Namespace) -> str:
     allowed = {"--rows": (ROLL, PACKAGE), "--settings": (PACKAGE,), "--validation": (*SETS, PACKAGE)}
     for option, value in (("--rows", given.rows), ("--settings", given.settings), ("--validation", given.validation)):
         measures = kind in SETS and not SETS[kind].train
-        if value and (kind not in allowed[option] or (measures and option == "--validation")):
+        if value is not None and (kind not in allowed[option] or (measures and option == "--validation")):
             problem = f"{value}, but it is no option of the set '{name}'"
             raise DataError(Fault(option, problem, "remove it", "no_effect"))
     rows = ROLL_ROWS if given.rows is None else given.rows

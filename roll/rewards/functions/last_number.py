@@ -12,7 +12,7 @@ from roll.rewards.answers import final_text, ground_truth
 from roll.rewards.base import REWARDS, RewardTraits
 from roll.types import Prompt, RewardOutcome, RewardResult
 
-NUMBER = re.compile(r"(?:(?<![\d.)])-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+NUMBER = re.compile(r"(?:(?<![\d.)])-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
 """Matches a number, with or without thousands separators. The minus of a subtraction is not its sign."""
 
 

@@ -49,6 +49,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     "words",
     [
         ["humaneval", "--validation", "5"],
+        ["humaneval", "--validation", "0"],
         ["gsm8k", "--rows", "5"],
         ["gsm8k", "--settings", "max_digits=2"],
         ["roll", "--validation", "5"],

@@ -51,6 +51,7 @@ def test_exact_match(response: str, value: float) -> None:
         ("-1080", 0.0, 0.0),
         ("1080, then 5", 0.0, 0.0),
         ("<think>#### 5</think>#### 1080", 1.0, 1.0),
+        ("1.08e3", 1.0, 0.0),
         ("none", 0.0, 0.0),
     ],
 )
