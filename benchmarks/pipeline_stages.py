@@ -319,7 +319,8 @@ def main() -> int:
         work = Work(options.model, options.device, options.ranks, options.rows, options.tokens, options.updates, folder)
         by_rank = on_ranks(on_rank, work.ranks, work.device, work, options.check)
     for number, name in enumerate(("ZeRO-3", "pipeline")):
-        seconds = statistics.median(max(curves[number].seconds[WARM_UP:]) for curves in by_rank)
+        of_ranks = zip(*(curves[number].seconds[WARM_UP:] for curves in by_rank), strict=True)
+        seconds = statistics.median(map(max, of_ranks))
         peak = max(curves[number].peak_bytes for curves in by_rank) / 2**30
         losses = ", ".join(f"{loss:.4f}" for loss in by_rank[0][number].losses)
         print(f"{name}: {seconds:.3f} s an update, {peak:.1f} GiB, losses {losses}")
