@@ -32,6 +32,8 @@ PRESETS = "config"
 """Subfolder of the examples with the presets."""
 GROUP = "presets"
 """Hydra's group of DeepSpeed's presets, a subfolder of `PRESETS`."""
+FETCHED = ("smollm2-135m",)
+"""The models that `python -m roll.models.fetch` writes, each into `models/NAME`."""
 MODELS = "models"
 """Subfolder of the examples with `<name>/config.json`, the shapes of well-known models."""
 NO_EXPERIMENTS = (PRESETS, "kubernetes")

@@ -23,6 +23,7 @@ from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
+from roll.config.shipped import FETCHED, MODELS
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -104,8 +105,9 @@ def _models(config: Config, found: DiskFacts) -> None:
 def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -> ModelShape | None:
     file = config_file(model)
     if file is None:
-        if _is_local(model) or not HUB_NAME.fullmatch(model):
-            remedy = "set it to a folder with a config.json, or to a Hub name such as Qwen/Qwen2.5-7B"
+        remedy = fetch_command(model)
+        if remedy or _is_local(model) or not HUB_NAME.fullmatch(model):
+            remedy = remedy or "set it to a folder with a config.json, or to a Hub name such as Qwen/Qwen2.5-7B"
             found.missing.append(Fault(where, f"there is no folder '{model}'", remedy, "not_found"))
         else:
             found.notes.append(
@@ -135,6 +137,15 @@ def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -
         remedy = f"keep {keys} within {shape.max_position_embeddings}"
         found.faults.append(Fault(limit, problem, remedy, "too_large"))
     return shape
+
+
+def fetch_command(folder: str) -> str:
+    """Return the remedy for a missing folder of a model that `roll.models.fetch` writes; "" for any other name."""
+    *_, above, name = ("", *Path(folder).parts)
+    if name not in FETCHED or not (above == MODELS or _is_local(folder)):
+        return ""
+    elsewhere = "" if folder == f"{MODELS}/{name}" else f" --output {folder}"
+    return f"fetch it first: python -m roll.models.fetch {name}{elsewhere}"
 
 
 def _is_local(name: str) -> bool:
