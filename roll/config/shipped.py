@@ -20,6 +20,7 @@ REWARDS: Mapping[str, bool] = {
     "math_steps": True,
     "multiple_choice": False,
     "no_reward": False,
+    "reasoning_gym": False,
     "repetition_penalty": False,
     "right_prefix": True,
 }

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from roll.config.derived.batch import learner, longest_sequence
+from roll.config.derived.domains import named_rewards
 from roll.config.derived.fixed_roles import names_file
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles
@@ -63,6 +64,7 @@ def check_disk(config: Config) -> DiskFacts:
         _files(f"{place}.data_args.file_name", held_out, found)
     if isinstance(config, RlvrConfig):
         found.missing += _keys_of_judges(config)
+        found.missing += _packages_of_rewards(config)
         _templates_of_judges(config, found)
     _run_folder(config, found)
     _checkpoint(config, found)
@@ -163,6 +165,17 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
             "install it, or remove the key",
             "not_installed",
         )
+
+
+def _packages_of_rewards(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of rewards whose optional package is missing."""
+    if find_spec("reasoning_gym") is None:
+        for place, name in named_rewards(config.rewards).items():
+            if name == "reasoning_gym":
+                remedy = "python -m pip install 'reasoning-gym~=0.1.25'"
+                yield Fault(
+                    place, "the package reasoning-gym, whose verifiers judge, is missing", remedy, "not_installed"
+                )
 
 
 def _without_flash(config: Config) -> list[str]:
