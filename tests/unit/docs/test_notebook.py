@@ -58,4 +58,4 @@ def loaded(file: Path) -> Iterator[str]:
     """Yield the names that a notebook gives `load_config`."""
     for node in [node for text in code_of(file) for node in ast.walk(ast.parse(text))]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load_config":
-            yield from (one.value for one in ast.walk(node.args[0]) if isinstance(one, ast.Constant))
+            yield from (str(one.value) for one in ast.walk(node.args[0]) if isinstance(one, ast.Constant))

@@ -59,7 +59,7 @@ def test_the_recipe_reads_what_the_script_writes() -> None:
     assert config.actor_train.data_args and config.actor_train.data_args.file_name == "data/instructions/train.jsonl"
 
 
-def test_every_recipe_of_sums_takes_as_many_responses_a_step() -> None:
+def test_recipes_of_sums_take_equal_numbers_of_responses() -> None:
     names = ("grpo", "lora", "async", "ppo", "distill")
     configs = [planned(f"recipes/smollm2_sums_{name}")[0] for name in names]
     sizes = {
