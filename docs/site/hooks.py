@@ -13,7 +13,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Dockerfile")
 """Files of the site outside `docs/` and `examples/`."""
-KINDS = {".md", ".svg", ".yaml", ".yml", ".py", ".ipynb", ".sh", ".slurm", ".jsonl", ".tsv"}
+KINDS = {".md", ".svg", ".yaml", ".yml", ".py", ".ipynb", ".sh", ".slurm", ".jsonl", ".tsv", ".csv"}
+RECIPES = "Recipes"
+"""Title of the section of the recipes."""
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
 
@@ -46,6 +48,18 @@ def summary(text: str) -> tuple[str, str]:
     title, _, rest = text.partition("\n")
     paragraph = re.search(r"^(?:\w|`\w).*?(?=\n\n|\Z)", FENCE.sub("", rest), re.MULTILINE | re.DOTALL)
     return title.removeprefix("# ").strip(), " ".join(paragraph[0].split()) if paragraph else ""
+
+
+def with_recipes(nav: list[dict[str, Any]], root: Path) -> list[dict[str, Any]]:
+    """Return `nav` with the pages of `docs/recipes/` behind their index, in the order of their names."""
+    pages = [file.relative_to(root).as_posix() for file in sorted((root / "docs" / "recipes").glob("*.md"))]
+    return [{title: [*below, *pages] if title == RECIPES else below for title, below in entry.items()} for entry in nav]
+
+
+def on_config(config: Any) -> Any:
+    """Add the pages of recipes to `nav`."""
+    config.nav = with_recipes(config.nav, ROOT)
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -20,6 +20,7 @@ REWARDS: Mapping[str, bool] = {
     "math_steps": True,
     "multiple_choice": False,
     "no_reward": False,
+    "reasoning_gym": False,
     "repetition_penalty": False,
     "right_prefix": True,
 }
@@ -32,6 +33,8 @@ PRESETS = "config"
 """Subfolder of the examples with the presets."""
 GROUP = "presets"
 """Hydra's group of DeepSpeed's presets, a subfolder of `PRESETS`."""
+FETCHED = ("smollm2-135m",)
+"""The models that `python -m roll.models.fetch` writes, each into `models/NAME`."""
 MODELS = "models"
 """Subfolder of the examples with `<name>/config.json`, the shapes of well-known models."""
 NO_EXPERIMENTS = (PRESETS, "kubernetes")

@@ -1,7 +1,8 @@
 """`python -m roll.convert FILE` translates a configuration of TRL, verl or OpenRLHF into an experiment of roll.
 
-FILE is a YAML or JSON file of TRL, or a shell script that starts TRL, verl or OpenRLHF. The experiment is printed, and
-on stderr, what became of the keys that were not copied. Exit status: 0, or 2 if the file is for none of these programs.
+FILE is a YAML or JSON file of TRL, a Python script that builds one of its trainers, or a shell script that starts TRL,
+verl or OpenRLHF. Nothing of a script is run. The experiment is printed, and on stderr, what became of the keys that
+were not copied. Exit status: 0, or 2 if the file is for none of these programs.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from roll.convert.draft import Draft
 from roll.convert.recognise import TRL_TRAINERS, Wishes, converted
-from roll.convert.rows import count_rows
+from roll.convert.rows import count_rows, first_row, fit_columns
 from roll.convert.source import Source
 from roll.convert.write import experiment_text, notes_text
 from roll.errors import ConfigError, Fault
@@ -41,9 +43,9 @@ def convert_parser() -> argparse.ArgumentParser:
         "python -m roll.convert",
         description="Translate a configuration of TRL, verl or OpenRLHF into an experiment of roll, which is printed.",
     )
-    found.add_argument("file", type=Path, help="a YAML or JSON file of TRL, or a shell script of any of the three")
+    found.add_argument("file", type=Path, help="a file or Python script of TRL, or a shell script of any of the three")
     found.add_argument("--trainer", choices=TRL_TRAINERS, help="TRL: the trainer, if neither keys nor names tell")
-    found.add_argument("--gpus", type=int, help="number of GPUs, where the file does not say it")
+    found.add_argument("--gpus", type=whole_number, help="number of GPUs, where the file does not say it; 0: the CPU")
     found.add_argument("--rows", type=int, help="number of training rows, if the files are not here: gives max_steps")
     found.add_argument(
         "--set",
@@ -55,6 +57,14 @@ def convert_parser() -> argparse.ArgumentParser:
     return found
 
 
+def whole_number(text: str) -> int:
+    """Return a whole number of at least 0. Raises ValueError for another text."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
 def with_rows(path: Path, wishes: Wishes) -> tuple[Draft, Source]:
     """Return the experiment that a file describes, with `max_steps` from the rows of its data if they are here.
 
@@ -62,8 +72,11 @@ def with_rows(path: Path, wishes: Wishes) -> tuple[Draft, Source]:
         ConfigError: see `converted`.
     """
     draft, source = converted(path, wishes)
-    if wishes.rows is None and (rows := count_rows(draft.at(f"{source.role}.data_args.file_name"))):
-        return converted(path, Wishes(wishes.trainer, wishes.gpus, rows, wishes.variables))
+    files = draft.at(f"{source.role}.data_args.file_name")
+    if wishes.rows is None and (rows := count_rows(files)):
+        draft, source = converted(path, replace(wishes, rows=rows))
+    if source.program == "TRL" and source.in_rlvr and (row := first_row(files)):
+        fit_columns(draft, row)
     return draft, source
 
 

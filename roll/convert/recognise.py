@@ -12,6 +12,8 @@ import yaml
 
 from roll.convert.draft import Draft
 from roll.convert.openrlhf import build_openrlhf
+from roll.convert.python_script import training_script
+from roll.convert.roles import on_cpu
 from roll.convert.shell import script_commands
 from roll.convert.source import Source, assigned, flagged, flat, resolved
 from roll.convert.tables import table
@@ -46,6 +48,7 @@ class Wishes:
 
     trainer: str | None = None
     gpus: int | None = None
+    """Number of GPUs; 0 for the CPU."""
     rows: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -62,11 +65,19 @@ def converted(path: Path, wishes: Wishes) -> tuple[Draft, Source]:
         raise ConfigError(
             Fault(str(path), f"it cannot be read: {error}", "give a text file that you can read", "unreadable")
         ) from error
-    source = _from_mapping(path, text, wishes) or _from_script(path, text, wishes)
+    source = _from_mapping(path, text, wishes) or _from_python(path, text, wishes) or _from_script(path, text, wishes)
     if source is None:
-        remedy = "give a TRL configuration (YAML or JSON), or a script with a command of verl, OpenRLHF or TRL"
+        remedy = (
+            "give a configuration of TRL (YAML or JSON), a Python script that builds a trainer of TRL, or a shell "
+            "script with a command of verl, OpenRLHF or TRL"
+        )
         raise ConfigError(Fault(str(path), "it is for none of TRL, verl and OpenRLHF", remedy, "not_supported"))
-    return translate_source(source), source
+    draft = translate_source(source)
+    for key in source.computed:
+        draft.note("lost", key, "the script computes its value, and no script is run")
+    if wishes.gpus == 0:
+        on_cpu(draft)
+    return draft, source
 
 
 def translate_source(source: Source) -> Draft:
@@ -129,6 +140,16 @@ def _trl(
         return None
     number = wishes.gpus or gpus or 1
     return Source("TRL", trainer, rules, keys, number, launcher, wishes.rows)
+
+
+def _from_python(path: Path, text: str, wishes: Wishes) -> Source | None:
+    """Return the source of a Python script that builds a trainer of TRL, or None for any other file."""
+    found = training_script(text, path.stem) if path.suffix == ".py" else None
+    if found is None:
+        return None
+    trainer = wishes.trainer or found.trainer
+    rules = table("trl", "trl_grpo" if trainer in ("grpo", "rloo") else "trl_rows")
+    return Source("TRL", trainer, rules, dict(found.keys), wishes.gpus or 1, "", wishes.rows, found.computed)
 
 
 def _verl(trainer: str, keys: dict[str, Any], wishes: Wishes, gpus: int | None = None) -> Source:

@@ -80,6 +80,24 @@ def put_engine(draft: Draft, devices: str, tensor_parallel: int, most: int, plac
         draft.put(f"actor_infer.model_args.{key}", draft.at(f"actor_train.model_args.{key}"))
 
 
+def on_cpu(draft: Draft) -> None:
+    """Let every role run on the CPU: without devices, in fp32, and with a small cache of the engine."""
+    draft.drop("num_gpus_per_node")
+    roles = [one for one in draft.values.values() if isinstance(one, dict)]
+    rewards = [one for one in draft.values.get("rewards", {}).values() if isinstance(one, dict)]
+    for one in rewards:
+        one["world_size"] = 1
+    roles += rewards
+    for role in roles:
+        role.pop("device_mapping", None)
+        if "strategy_args" not in role:
+            continue
+        role.setdefault("model_args", {})["dtype"] = "fp32"
+        if role["strategy_args"]["strategy_name"] == "vllm":
+            role["strategy_args"]["strategy_config"] = {"kv_cache_gib": 1, "enforce_eager": True}
+    draft.note("changed", "bf16", "fp32, for the CPU")
+
+
 def put_adapter(draft: Draft, role: str, rank: int, alpha: float | None, targets: Any, dropout: Any = None) -> None:
     """Add a LoRA adapter to a role. No adapter if the rank is 0."""
     if rank <= 0:

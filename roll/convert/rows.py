@@ -1,9 +1,17 @@
-"""Counts the rows of files that are on this machine."""
+"""Counts the rows of files that are on this machine, and looks at their columns."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from roll.convert.draft import Draft
+
+COLUMNS = "the columns are `prompt`, a list of messages, and `solution`"
+REFERENCES = ("solution", "ground_truth", "answer", "reward_model.ground_truth")
+"""Columns of a reference answer: those of TRL, roll and GSM8K, and the one of verl."""
 
 
 def count_rows(files: Any) -> int | None:
@@ -30,3 +38,38 @@ def _count(file: Path) -> int | None:
     except (OSError, ValueError):  # a damaged file is reported when the experiment starts
         return None
     return None
+
+
+def first_row(files: Any) -> Mapping[str, Any] | None:
+    """Return the first row of the first of the files, Parquet or JSON Lines, or None if it is not here."""
+    file = Path(str(files[0] if isinstance(files, list) and files else files))
+    try:
+        if file.suffix == ".parquet":
+            from pyarrow import parquet  # imported here because it is slow
+
+            return next((row for part in parquet.ParquetFile(file).iter_batches(1) for row in part.to_pylist()), None)
+        if file.suffix in (".jsonl", ".ndjson"):
+            with file.open(encoding="utf-8") as lines:
+                row = json.loads(next(lines, "null"))
+            return row if isinstance(row, dict) else None
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def fit_columns(draft: Draft, row: Mapping[str, Any]) -> None:
+    """Name the columns that the rows of an experiment have, instead of those that TRL's own sets have."""
+    for at in ("actor_train.data_args", "validation.data_args"):
+        if draft.at(f"{at}.messages") == "prompt" and isinstance(row.get("prompt"), str):
+            draft.drop(f"{at}.messages")
+            draft.put(f"{at}.prompt", "prompt")
+        if draft.at(at) and (reference := _reference(row)):
+            draft.put(f"{at}.ground_truth", reference)
+    if "prompt" in row and _reference(row):
+        draft.notes = [note for note in draft.notes if note.said != COLUMNS]
+
+
+def _reference(row: Mapping[str, Any]) -> str | None:
+    nested = row.get("reward_model")
+    there = {*row, *(f"reward_model.{key}" for key in nested or () if isinstance(nested, Mapping))}
+    return next((name for name in REFERENCES if name in there), None)

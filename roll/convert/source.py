@@ -36,6 +36,8 @@ class Source:
     """Configuration file that accelerate is started with, which says how the model is sharded."""
     rows: int | None = None
     """Number of training rows, if known."""
+    computed: tuple[str, ...] = ()
+    """Keys whose values a Python script computes."""
     used: set[str] = field(default_factory=set)
     """Keys that code has read."""
 

@@ -19,6 +19,7 @@ from roll.convert.roles import (
     put_trackers,
     updates_of,
 )
+from roll.convert.rows import COLUMNS
 from roll.convert.source import Source
 
 ACCURACY = ("accuracy_reward", "accuracy", "reasoning_accuracy_reward", "trl.rewards.accuracy_reward")
@@ -172,7 +173,7 @@ def _sampled(source: Source, draft: Draft) -> None:
     if scorer == "math_rule":
         draft.put(f"{at}.ground_truth", "solution")
     if not column:
-        draft.note("assumed", "dataset_name", "the columns are `prompt`, a list of messages, and `solution`")
+        draft.note("assumed", "dataset_name", COLUMNS)
     _share_columns(draft, at, ("prompt", "messages", "system", "ground_truth"))
     if draft.at("validation"):
         sampled = {
@@ -293,7 +294,10 @@ def _rewards(source: Source, draft: Draft) -> None:
     weights = weights if isinstance(weights, list) else [1.0] * len(names)
     known = {REWARDS[name]: weight for name, weight in zip(names, weights, strict=False) if name in REWARDS}
     if others := [str(name) for name in names if name not in REWARDS]:
-        said = f"{', '.join(others)}: write a function of one response (docs/extending.md), as a part of `rewards`"
+        said = (
+            f"{', '.join(others)}: write a function of one response, as a part of `rewards`; docs/moving/from_trl.md "
+            "shows how it calls a function of lists"
+        )
         draft.note("lost", "reward_funcs", said)
     if model := source.get("reward_model_name_or_path"):
         draft.put("rewards.score.reward", "reward_model")

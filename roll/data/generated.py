@@ -15,16 +15,18 @@ PACKAGE = "reasoning_gym"
 
 
 def task(row: Mapping[str, Any], family: str) -> PreparedRow:
-    """Convert a task of reasoning-gym. `metadata` is the JSON text of what the package's own verifier compares with.
+    """Convert a task of reasoning-gym. `metadata` is the JSON text of what the package's own verifier compares with; it
+    names the family. Families that only a verifier can judge have no answer, and `ground_truth` is null.
 
     Raises:
-        AnotherLayout: `question` is not a text, or there is no `answer`.
+        AnotherLayout: `question` is not a text, or there is neither `answer` nor `metadata`.
     """
-    question, answer = text_at(row, "question"), row.get("answer")
-    if answer is None:
-        raise AnotherLayout("there is no 'answer'")
-    metadata = json.dumps(row.get("metadata") or {}, default=str)
-    columns = {"prompt": question, "ground_truth": str(answer), "metadata": metadata, "tag": family}
+    question, answer, told = text_at(row, "question"), row.get("answer"), row.get("metadata")
+    if answer is None and not told:
+        raise AnotherLayout("there is neither 'answer' nor 'metadata'")
+    metadata = json.dumps({"source_dataset": family, **(told or {})}, default=str)
+    reference = None if answer is None else str(answer)
+    columns = {"prompt": question, "ground_truth": reference, "metadata": metadata, "tag": family}
     return PreparedRow(question, columns)
 
 

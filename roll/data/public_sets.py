@@ -9,12 +9,18 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
+from zlib import crc32
 
 from roll.data.public_rows import BOX, AnotherLayout, LeftOut, PreparedRow, messages_at, number_at, text_at
 
 CALCULATION = re.compile(r"<<[^<>]*>>")
 """GSM8K's calculator annotations: `48/2 = <<48/2=24>>24`."""
+RESULT = re.compile(r"<<[^<>]*>>(-?[\d,]*\.?\d+)")
+"""A calculation of GSM8K, with its result behind it."""
+OFF_BY = (1, -1, 2, -2, 10, -10, 100, -100)
+"""Differences between a right result and a wrong one."""
 NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 MARK = "####"
 """Mark before the final answer in GSM8K."""
@@ -64,6 +70,26 @@ def gsm8k_marked(row: Mapping[str, Any]) -> PreparedRow:
     question, steps, number = _problem(row)
     columns = {"prompt": f"{question}\n{MARKED}", "response": f"{steps}\n{MARK} {number}", "ground_truth": number}
     return PreparedRow(question, columns | {"tag": "gsm8k"})
+
+
+def gsm8k_pairs(row: Mapping[str, Any]) -> PreparedRow:
+    """Convert a problem of GSM8K to a pair: its solution with the final answer after `####`, and the same solution with
+    another result of the last calculation, and so with a wrong answer. The same row always gives the same pair.
+
+    Raises:
+        LeftOut: there is no number after `####`, or it is not the result of the last calculation.
+        AnotherLayout: `question` or `answer` is not a text.
+    """
+    question, steps, number = _problem(row)
+    solution = text_at(row, "answer").rpartition(MARK)[0]
+    last = next(iter(reversed(list(RESULT.finditer(solution)))), None)
+    if last is None or last[1].replace(",", "") != number:
+        raise LeftOut("whose answer is not the result of the last calculation")
+    choices = [str(wrong) for by in OFF_BY if (wrong := Decimal(number) + by) >= 0]
+    wrong = choices[crc32(question.encode()) % len(choices)]
+    mistaken = CALCULATION.sub("", f"{solution[: last.start(1)]}{wrong}{solution[last.end(1) :]}").strip()
+    columns = {"prompt": f"{question}\n{MARKED}", "chosen": f"{steps}\n{MARK} {number}"}
+    return PreparedRow(question, columns | {"rejected": f"{mistaken}\n{MARK} {wrong}"})
 
 
 def _problem(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -177,6 +203,13 @@ SETS: Mapping[str, PublicSet] = {
     ),
     "gsm8k_marked": PublicSet(
         "openai/gsm8k:main", "train", "test", gsm8k_marked, "the same as gsm8k, with the final answer after ####"
+    ),
+    "gsm8k_pairs": PublicSet(
+        "openai/gsm8k:main",
+        "train",
+        "test",
+        gsm8k_pairs,
+        "prompt, chosen, rejected (a solution with a wrong result): for dpo and reward_model",
     ),
     "mbpp": PublicSet(
         "google-research-datasets/mbpp",

@@ -208,10 +208,9 @@ def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
         raise DataError(*faults)
     if unchecked := [one.name for one in sources if one.kind == "parquet" and not _has_checksums(Path(one.name))]:
         LOG.warning(
-            "%d Parquet files, such as %s, have no page checksums: damage to their values cannot be noticed; write "
-            "them with write_page_checksum=True",
-            len(unchecked),
-            unchecked[0],
+            "%s: no page checksums, so damage to %s values cannot be noticed; write_page_checksum=True adds them",
+            unchecked[0] if len(unchecked) == 1 else f"{unchecked[0]} and {len(unchecked) - 1} more Parquet file(s)",
+            "its" if len(unchecked) == 1 else "their",
         )
     return sources
 

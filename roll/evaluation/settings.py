@@ -50,6 +50,8 @@ PLACES = (
     (re.compile(r"^validation\.sets\.[^.]+\.generating_args\.num_return_sequences$"), "--samples"),
 )
 """Pairs of (pattern of a configuration key, command-line option that sets it), for error messages."""
+COLUMN = re.compile(r"data_args\.(prompt|messages|ground_truth)(=?)")
+"""Keys of columns in the texts of faults, which are options of the command line."""
 NO_TAG = "no tag"
 """Name of a tag column that no data has, so that one reward scores all rows, whatever their tags."""
 UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -149,7 +151,12 @@ def with_option_names(fault: Fault, request: Request) -> Fault:
         if place == LENGTH
         else fault.remedy
     )
-    return replace(fault, place=place, remedy=remedy)
+    problem, remedy = (COLUMN.sub(_column_option, text) for text in (fault.problem, remedy))
+    return replace(fault, place=place, problem=problem, remedy=remedy)
+
+
+def _column_option(found: re.Match[str]) -> str:
+    return f"--{found[1].replace('_', '-')}{' ' if found[2] else ''}"
 
 
 def _overridden(settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig:

@@ -11,10 +11,13 @@ from roll.algorithms.methods import NORM_KEYS
 from roll.config.derived.fixed_roles import teacher_roles
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.chat import EndOfTurn
+from roll.rewards.verdicts import parts_of
 from roll.runs.role_models import sampling_of
 from roll.tracking.base import Watch
 from roll.types import NO_VERDICT, Metrics, Sampling
 
+NOTHING = "no_reward"
+"""The reward that pays nothing."""
 SAMPLES = "the responses are in samples.jsonl and in the report"
 MASKS = ("max_len_mask", "error_max_len_clip", "difficulty_mask")
 """Keys that exclude responses from the loss."""
@@ -131,10 +134,14 @@ def training_watches(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, end
     generating = config.actor_infer.generating_args
     sampling = sampling_of(generating, config.response_length, samples=1, log_probs=False, end=end)
     key = "actor_infer.generating_args.max_new_tokens" if generating.max_new_tokens else "response_length"
-    return [
-        AtLimit("response/at_limit_fraction", key, sampling, ends_as_texts(sampling, tokenizer)),
-        ZeroAdvantages(config),
-    ]
+    limit = AtLimit("response/at_limit_fraction", key, sampling, ends_as_texts(sampling, tokenizer))
+    return [limit] if other_terms(config) and pays_nothing(config) else [limit, ZeroAdvantages(config)]
+
+
+def pays_nothing(config: RlvrConfig) -> bool:
+    """Return whether no reward is meant to train: each is `no_reward` or has the weight 0."""
+    parts = [part for domain, section in config.rewards.items() for part in parts_of(domain, section)]
+    return all(part.reward == NOTHING or part.weight == 0 for part in parts) and not config.environments
 
 
 def held_out_watches(

@@ -10,24 +10,9 @@ import pytest
 
 from benchmarks.release import ROOT, build_sdist, build_wheel, install, run_installed, trials
 from tests import limits
-from tests.unit.docs.notebooks import TINY, code_of
+from tests.unit.docs.notebooks import RUN_CELLS, TINY, code_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
-
-CELLS = """
-import asyncio
-import json
-import sys
-
-async def notebook():
-    names = {"__name__": "__main__"}
-    for number, cell in enumerate(json.load(sys.stdin)):
-        exec(compile(cell, f"cell {number}", "exec"), names)
-    print(json.dumps({"before": names["before"].value, "after": names["after"].value}))
-
-asyncio.run(notebook())
-"""
-"""A program that runs cells as a notebook's kernel does: in one namespace, inside a running event loop."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +29,7 @@ def test_the_wheel_is_what_is_imported(installed: Path, tmp_path: Path) -> None:
 
 def test_its_notebook_trains_the_tiny_task(installed: Path, tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
     cells = json.dumps(code_of(TINY))
-    printed = run_installed(installed, ["python", "-c", CELLS], tmp_path, cells, limits.RUN)
+    printed = run_installed(installed, ["python", "-c", RUN_CELLS], tmp_path, cells, limits.RUN)
     accuracy = json.loads(printed.splitlines()[-1])
     assert accuracy["after"] > accuracy["before"] > 0.2
     leaves_nothing()

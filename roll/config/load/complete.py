@@ -1,14 +1,13 @@
-"""Completes the words of a command line in bash: flags, names of experiments, keys, groups, options and values.
+"""Completes the words of a command line: flags, names of experiments, keys, groups, options and values.
 
 `eval "$(python -m roll.pipeline -sc install=bash)"` defines a function of the shell that runs `-sc query=bash` at each
-Tab. It composes the experiment and reads the schema; it imports neither torch nor ray.
+Tab (`shells.py`). It composes the experiment and reads the schema; it imports neither torch nor ray.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,57 +22,37 @@ from omegaconf.errors import OmegaConfBaseException
 
 from roll.config.load.compose import CommandLine, composed_files
 from roll.config.load.flags import COMPLETION, INFO, MODULE, flag_parser, parse_flags
+from roll.config.load.shells import SHELLS
 from roll.config.schema.fields import blocks_of, section_at, union_members
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.shipped import deepspeed_presets, experiments
 from roll.errors import ConfigError, Fault, RollError
 
-SHELL = "bash"
 NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
 SHOWN = ("job", "hydra", "all")
 PREFIX = re.compile(r"^(\+\+|\+|~)?(.*)$", re.DOTALL)
 PRESET = "strategy_config"
-INSTALL = """\
-_roll_before="$(complete -p python python3 roll 2> /dev/null)"
-_roll_complete() {{
-    local line="${{COMP_LINE:0:$COMP_POINT}}" IFS=$'\\n'
-    case "$line" in
-        *"-m {module} "* | roll\\ * | */roll\\ *) ;;
-        *) COMPREPLY=(); return ;;
-    esac
-    COMPREPLY=($(COMP_LINE="$line" {python} -m {module} {flag} query={shell} 2> /dev/null))
-}}
-COMP_WORDBREAKS="${{COMP_WORDBREAKS//[=:@]/}}"
-complete -o nospace -o default -F _roll_complete python python3 roll
-"""
-UNINSTALL = """\
-complete -r python python3 roll
-eval "$_roll_before"
-unset -f _roll_complete
-unset _roll_before
-"""
 
 
 def answer_shell(argv: Sequence[str]) -> list[str]:
-    """Return the lines that `-sc install=bash`, `uninstall=bash` or `query=bash` prints.
+    """Return the lines that `-sc install=SHELL`, `uninstall=SHELL` or `query=SHELL` prints.
 
     The query is the variable `COMP_LINE`: the line up to the cursor.
 
     Raises:
         ConfigError: the words are others, or a flag is wrong.
     """
-    match parse_flags(argv).overrides:
-        case ["install=bash"]:
-            python = shlex.quote(sys.executable)
-            return [INSTALL.format(module=MODULE, python=python, flag=COMPLETION[1], shell=SHELL)]
-        case ["uninstall=bash"]:
-            return [UNINSTALL]
-        case ["query=bash"]:
-            return completions(os.environ.get("COMP_LINE", ""))
-        case words:
-            problem = f"{' '.join(words) or 'nothing'} is asked for"
-            remedy = "write install=bash, uninstall=bash or query=bash; other shells are not supported"
-            raise ConfigError(Fault(COMPLETION[0], problem, remedy, "not_supported"))
+    words = parse_flags(argv).overrides
+    wish, _, name = words[0].partition("=") if len(words) == 1 else ("", "", "")
+    if name in SHELLS and wish == "install":
+        return [SHELLS[name].installation(sys.executable, MODULE, COMPLETION[1], name)]
+    if name in SHELLS and wish == "uninstall":
+        return [SHELLS[name].uninstall]
+    if name in SHELLS and wish == "query":
+        return completions(os.environ.get("COMP_LINE", ""))
+    problem = f"{' '.join(words) or 'nothing'} is asked for"
+    remedy = f"write install=bash, uninstall=bash or query=bash; the shells are {', '.join(SHELLS)}"
+    raise ConfigError(Fault(COMPLETION[0], problem, remedy, "not_supported"))
 
 
 def completions(line: str) -> list[str]:

@@ -57,7 +57,11 @@ def flag_parser() -> argparse.ArgumentParser:
     alone("--info", "-i", choices=INFO, help="print how Hydra composes the configuration, and from which files")
     alone("--help", "-h", action="store_true", help="print this text; with a name, its groups and keys")
     alone("--hydra-help", action="store_true", help="print this text")
-    alone(*COMPLETION, action="store_true", help="install=bash prints what `eval` needs to complete keys by Tab")
+    alone(
+        *COMPLETION,
+        action="store_true",
+        help="install=bash prints what `eval` needs to complete keys by Tab; also zsh and fish",
+    )
     alone("--version", action="store_true", help="print the versions of roll and of Hydra")
     return parser
 

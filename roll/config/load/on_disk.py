@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from roll.config.derived.batch import learner, longest_sequence
+from roll.config.derived.domains import named_rewards
 from roll.config.derived.fixed_roles import names_file
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles
@@ -23,6 +24,7 @@ from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
+from roll.config.shipped import FETCHED, MODELS
 from roll.errors import Fault
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -62,6 +64,7 @@ def check_disk(config: Config) -> DiskFacts:
         _files(f"{place}.data_args.file_name", held_out, found)
     if isinstance(config, RlvrConfig):
         found.missing += _keys_of_judges(config)
+        found.missing += _packages_of_rewards(config)
         _templates_of_judges(config, found)
     _run_folder(config, found)
     _checkpoint(config, found)
@@ -104,8 +107,9 @@ def _models(config: Config, found: DiskFacts) -> None:
 def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -> ModelShape | None:
     file = config_file(model)
     if file is None:
-        if _is_local(model) or not HUB_NAME.fullmatch(model):
-            remedy = "set it to a folder with a config.json, or to a Hub name such as Qwen/Qwen2.5-7B"
+        remedy = fetch_command(model)
+        if remedy or _is_local(model) or not HUB_NAME.fullmatch(model):
+            remedy = remedy or "set it to a folder with a config.json, or to a Hub name such as Qwen/Qwen2.5-7B"
             found.missing.append(Fault(where, f"there is no folder '{model}'", remedy, "not_found"))
         else:
             found.notes.append(
@@ -137,6 +141,15 @@ def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -
     return shape
 
 
+def fetch_command(folder: str) -> str:
+    """Return the remedy for a missing folder of a model that `roll.models.fetch` writes; "" for any other name."""
+    *_, above, name = ("", *Path(folder).parts)
+    if name not in FETCHED or not (above == MODELS or _is_local(folder)):
+        return ""
+    elsewhere = "" if folder == f"{MODELS}/{name}" else f" --output {folder}"
+    return f"fetch it first: python -m roll.models.fetch {name}{elsewhere}"
+
+
 def _is_local(name: str) -> bool:
     """Return whether a name that does not exist looks like a local path."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
@@ -152,6 +165,17 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
             "install it, or remove the key",
             "not_installed",
         )
+
+
+def _packages_of_rewards(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of rewards whose optional package is missing."""
+    if find_spec("reasoning_gym") is None:
+        for place, name in named_rewards(config.rewards).items():
+            if name == "reasoning_gym":
+                remedy = "python -m pip install 'reasoning-gym~=0.1.25'"
+                yield Fault(
+                    place, "the package reasoning-gym, whose verifiers judge, is missing", remedy, "not_installed"
+                )
 
 
 def _without_flash(config: Config) -> list[str]:

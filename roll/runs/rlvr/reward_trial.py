@@ -70,7 +70,8 @@ def check_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
         for domain, section in config.rewards.items()
         if model_reward(domain, section) is None
     }
-    bad_rows, refused = _bad_rows(config, sections, [one for many in sets for one in _prompt_sets(many)])
+    called = {domain: value_shape(prompt.row) for domain, prompt in firsts.items()}
+    bad_rows, refused = _bad_rows(config, sections, [one for many in sets for one in _prompt_sets(many)], called)
     tried = {domain: prompt for domain, prompt in firsts.items() if domain not in refused}
     found = run_in_loop(partial(try_rewards, sections, tried, config.deadlines.start))
     if bad_rows or found.faults:
@@ -118,9 +119,11 @@ def own_bar(passes_at: float | None) -> Bars:
 
 
 def _bad_rows(
-    config: RlvrConfig, sections: Mapping[str, RewardConfig], sets: Sequence[PromptSet]
+    config: RlvrConfig, sections: Mapping[str, RewardConfig], sets: Sequence[PromptSet], called: Mapping[str, Any]
 ) -> tuple[list[Fault], set[str]]:
-    """Return the faults of rows that their rewards cannot use, and the domains of these rows."""
+    """Return the faults of rows that their rewards cannot use, and the domains of these rows. `called` as in
+    `try_rows`.
+    """
     faults: list[Fault] = []
     domains: set[str] = set()
     for prompts in sets:
@@ -130,7 +133,7 @@ def _bad_rows(
             for domain in sections
             if rows.get(domain)
         }
-        problems = run_in_loop(partial(try_rows, sections, asked, config.deadlines.start)) | dict(
+        problems = run_in_loop(partial(try_rows, sections, asked, config.deadlines.start, called)) | dict(
             _without_reference(config, rows)
         )
         domains |= {domain for domain, found in problems.items() if found}
@@ -230,7 +233,7 @@ class RowProblem:
 
 
 async def row_problems(
-    domain: str, section: RewardConfig, prompts: Sequence[Prompt], start_seconds: float
+    domain: str, section: RewardConfig, prompts: Sequence[Prompt], start_seconds: float, called_shape: Any
 ) -> list[RowProblem]:
     """Return the rows of a domain that its reward cannot use.
 
@@ -239,6 +242,7 @@ async def row_problems(
 
     Args:
         start_seconds: deadline for a process to import the domain's functions.
+        called_shape: shape of the row for which `try_rewards` calls the functions anyway.
 
     Raises:
         ConfigError: a reward function cannot be loaded.
@@ -249,7 +253,7 @@ async def row_problems(
         traits = await process.start()
         checked = [index for index, one in enumerate(traits) if one.checks_rows]
         called = [index for index, one in enumerate(traits) if not one.checks_rows and not one.needs_service]
-        found = await _tried(process, domain, section, prompts, called) if called else []
+        found = await _tried(process, domain, section, prompts, called, called_shape) if called else []
     finally:
         await process.close()
     return [*(await _checked(domain, section, prompts, checked, start_seconds) if checked else []), *found]
@@ -292,16 +296,22 @@ async def _checked_part(
 
 
 async def _tried(
-    process: RewardProcess, domain: str, section: RewardConfig, prompts: Sequence[Prompt], called: Sequence[int]
+    process: RewardProcess,
+    domain: str,
+    section: RewardConfig,
+    prompts: Sequence[Prompt],
+    called: Sequence[int],
+    called_shape: Any,
 ) -> list[RowProblem]:
-    """Call these parts for the first row of each shape except the shape of the very first row, which `trial` tries."""
+    """Call these parts for the first row of each shape except `called_shape`, which `try_rewards` tries."""
     parts = parts_of(domain, section)
     responses = ["", ""] if any(parts[index].group for index in called) else [""]
     shapes: dict[Any, list[int]] = {}
     for index, prompt in enumerate(prompts):
         shapes.setdefault(value_shape(prompt.row), []).append(index)
+    shapes.pop(called_shape, None)
     found = []
-    for alike in [*shapes.values()][1 : MOST_SHAPES + 1]:
+    for alike in [*shapes.values()][:MOST_SHAPES]:
         results = await process.results(prompts[alike[0]], responses, called)
         for part, (result, *_) in zip(called, results, strict=True):
             if result.outcome is RewardOutcome.CRASHED:
@@ -325,21 +335,27 @@ def _shapes(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 async def try_rows(
-    sections: Mapping[str, RewardConfig], prompts: Mapping[str, Sequence[Prompt]], start_seconds: float
+    sections: Mapping[str, RewardConfig],
+    prompts: Mapping[str, Sequence[Prompt]],
+    start_seconds: float,
+    called: Mapping[str, Any],
 ) -> dict[str, list[RowProblem]]:
     """Return the rows that the rewards of each domain cannot use.
 
-    Domains whose rewards cannot be loaded are left out: `trial` reports them.
+    Domains whose rewards cannot be loaded are left out: `try_rewards` reports them.
 
     Args:
         sections: configuration of the rewards, by domain.
         prompts: all prompts of each domain that has rows.
         start_seconds: deadline for a process to import the functions of a domain.
+        called: shape of the row for which `try_rewards` calls the functions of a domain, by domain.
     """
     found: dict[str, list[RowProblem]] = {}
     for domain in sections.keys() & prompts.keys():
         try:
-            found[domain] = await row_problems(domain, sections[domain], prompts[domain], start_seconds)
+            found[domain] = await row_problems(
+                domain, sections[domain], prompts[domain], start_seconds, called.get(domain)
+            )
         except (ConfigError, HostedProcessFailed):
             continue
     return found

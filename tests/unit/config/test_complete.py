@@ -72,13 +72,57 @@ def test_bash_completes_a_line_and_forgets_it() -> None:
         eval "$({python} -sc uninstall=bash)"
         complete -p roll 2> /dev/null || echo gone
     """
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=limits.PROCESS, env=os.environ, check=False
-    )
+    done = _shell("bash", script)
     assert done.stdout.splitlines() == ["max_steps=", "0", "gone"], done.stderr
 
 
-@pytest.mark.parametrize("words", [["install=fish"], ["install=bash", "query=bash"], []])
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes_a_line_and_forgets_it() -> None:
+    """The shell's line editor is replaced by two variables, and `compadd` by a function that prints the words."""
+    python = f"{sys.executable} -m roll.pipeline"
+    script = f"""
+        autoload -Uz compinit; compinit -D
+        compdef _before python
+        eval "$({python} -sc install=zsh)"
+        compadd() {{ shift 3; print -r -- "$@" }}
+        _before() {{ print other }}
+        for BUFFER in "{SFT} max_st" "python other.py max_st"; do
+            CURSOR=$#BUFFER service=python _roll_complete
+        done
+        print $_comps[python]
+        eval "$({python} -sc uninstall=zsh)"
+        print $_comps[python] ${{_comps[roll]:-gone}}
+    """
+    done = _shell("zsh", script)
+    assert done.stdout.splitlines() == ["max_steps=", "other", "_roll_complete", "_before gone"], done.stderr
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_a_line_and_forgets_it(tmp_path: Path) -> None:
+    python = f"{sys.executable} -m roll.pipeline"
+    script = f"""
+        {python} -sc install=fish | source
+        complete -C "{SFT} max_st"
+        complete -C "python other.py max_st"; echo end
+        {python} -sc uninstall=fish | source
+        complete -C "{SFT} max_st"
+    """
+    done = _shell("fish", script, HOME=str(tmp_path))
+    assert done.stdout.splitlines() == ["max_steps=", "end"], done.stderr
+
+
+def _shell(name: str, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [name, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=limits.PROCESS,
+        env={**os.environ, **variables},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("words", [["install=tcsh"], ["remove=zsh"], ["install=bash", "query=bash"], []])
 def test_other_shell_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-sc", *words]) == 2
     assert "install=bash" in capsys.readouterr().err

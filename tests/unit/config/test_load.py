@@ -355,6 +355,24 @@ def test_missing_file_is_warning_in_dry_run(folder: Path) -> None:
     assert ("not_found", "actor_train.data_args.file_name[0]") in coded(error.value.faults)
 
 
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [
+        ("models/smollm2-135m", "python -m roll.models.fetch smollm2-135m"),
+        ("./mine/smollm2-135m", "python -m roll.models.fetch smollm2-135m --output ./mine/smollm2-135m"),
+        ("models/smollm3", ""),
+        ("someone/smollm2-135m", ""),
+        ("smollm2-135m", ""),
+    ],
+)
+def test_missing_fetched_model_names_its_command(model: str, command: str, folder: Path) -> None:
+    ((config, _),) = jobs_of(folder, f"pretrain={model}")
+    with pytest.raises(ConfigError) as error:
+        make_plan(config.model_copy(update={"dry_run": False}))
+    remedies = [fault.remedy for fault in error.value.faults if fault.place == "pretrain"]
+    assert [remedy for remedy in remedies if "fetch" in remedy] == ([f"fetch it first: {command}"] if command else [])
+
+
 def test_full_sync_rejects_engine_partly_on_trainer_devices(folder: Path) -> None:
     astride = (
         "actor_infer.device_mapping=[14,15,16,17]",

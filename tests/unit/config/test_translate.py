@@ -133,6 +133,9 @@ def test_validation_data_inherits_training_columns() -> None:
     own = {"file_name": "b.jsonl", "messages": "talk"}
     done = translate({"actor_train": {"data_args": learnt}, "validation": {"data_args": own}}, "")
     assert done.values["validation"]["data_args"] == own and not done.warnings
+    nested = {"prompt": "question", "ground_truth": "reward_model.ground_truth"}
+    taken = translate({"actor_train": {"data_args": nested}, "validation": {"data_args": {"file_name": "b"}}}, "")
+    assert taken.values["validation"]["data_args"] == {"file_name": "b", **nested}
     kept = translate({"sft_train": {"data_args": learnt}, "validation": {"data_args": {"template": "chatml"}}}, "")
     assert kept.values["validation"]["data_args"] == {"template": "chatml", "prompt": "question"}
 

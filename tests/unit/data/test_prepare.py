@@ -18,6 +18,7 @@ from roll.data.public_sets import (
     conversation,
     gsm8k,
     gsm8k_marked,
+    gsm8k_pairs,
     instruction_of_ifeval,
     preferences,
     task_of_humaneval,
@@ -61,6 +62,19 @@ def test_marked_answers_stand_after_the_mark() -> None:
         "ground_truth": "1024",
         "tag": "gsm8k",
     }
+
+
+def test_a_pair_differs_in_its_last_result() -> None:
+    answer = "Ann sold 48/2 = <<48/2=24>>24.\nSo 24+1,000 = <<24+1000=1024>>1,024 in all.\n#### 1,024"
+    columns = gsm8k_pairs({"question": "How many?", "answer": answer}).columns
+    assert columns == gsm8k_pairs({"question": "How many?", "answer": answer}).columns
+    assert columns["chosen"] == "Ann sold 48/2 = 24.\nSo 24+1,000 = 1,024 in all.\n#### 1024"
+    wrong = columns["rejected"].rpartition("#### ")[2]
+    assert columns["rejected"] == f"Ann sold 48/2 = 24.\nSo 24+1,000 = {wrong} in all.\n#### {wrong}"
+    assert wrong != "1024" and int(wrong) >= 0
+    for other in ("It is 24.\n#### 24", "It is <<20+4=24>>24, or two dozen.\n#### 2"):
+        with pytest.raises(LeftOut, match="last calculation"):
+            gsm8k_pairs({"question": "How many?", "answer": other})
 
 
 def test_solutions_of_tasks_pass_their_cases() -> None:

@@ -27,6 +27,7 @@ WRITTEN = (
     "docs/moving/from_verl.md",
     "docs/post_training.md",
     "docs/quickstart.md",
+    "docs/recipes.md",
     "docs/rewards.md",
     "docs/running.md",
 )

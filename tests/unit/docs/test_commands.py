@@ -44,6 +44,7 @@ IN_A_WHEEL = "roll._examples."
 RUN_FOLDERS = {
     "my_run": "tiny/tiny_rlvr_lora_zero3",
     "gsm8k-rlvr": "quickstart/gsm8k_rlvr",
+    "sums": "tiny/tiny_rlvr_lora_zero3",
     "taught": "algorithms/on_policy_distillation_full",
 }
 """Run folders below `output/` that the pages evaluate, and the experiment of each."""

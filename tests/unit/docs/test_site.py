@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.site.hooks import as_mkdocs_reads, site_files, summary
+from docs.site.hooks import as_mkdocs_reads, site_files, summary, with_recipes
 from tests.unit.docs.pages import ROOT, anchors, links
 
 
@@ -27,7 +27,8 @@ def nav_pages(entry: object) -> Iterator[str]:
         yield from nav_pages(below)
 
 
-NAV = list(nav_pages(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), SiteLoader)["nav"]))
+WRITTEN_NAV = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), SiteLoader)["nav"]
+NAV = list(nav_pages(with_recipes(WRITTEN_NAV, ROOT)))
 
 
 def test_nav_lists_every_page_once() -> None:
@@ -45,6 +46,14 @@ def test_links_of_a_page_stay_on_the_site(page: str) -> None:
         name = ((ROOT / page).parent / path).resolve().relative_to(ROOT).as_posix() if path else page
         assert name in there, target
         assert not anchor or anchor in anchors(name), target
+
+
+def test_pages_of_recipes_follow_their_index(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "recipes").mkdir(parents=True)
+    for name in ("b.md", "a.md", "a.svg"):
+        (tmp_path / "docs" / "recipes" / name).touch()
+    added = [page for page in nav_pages(with_recipes(WRITTEN_NAV, tmp_path)) if page.startswith("docs/recipes")]
+    assert added == ["docs/recipes.md", "docs/recipes/a.md", "docs/recipes/b.md"]
 
 
 def test_a_page_is_rewritten_for_mkdocs() -> None:

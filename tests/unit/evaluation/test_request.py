@@ -197,6 +197,8 @@ def test_a_fault_names_the_option_that_mends_it() -> None:
     assert with_option_names(Fault("data_args.template", "is 'native'", "set it", "unfit"), request) == Fault(
         "--template", "is 'native'", "set it", "unfit"
     )
+    column = with_option_names(Fault("a:1", "is a list", "set data_args.messages=prompt", "wrong_type"), request)
+    assert column.remedy == "set --messages prompt"
     too_long = with_option_names(Fault("response_length", "too long", "keep it within 64", "too_large"), request)
     assert (
         too_long.remedy

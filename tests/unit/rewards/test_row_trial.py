@@ -61,10 +61,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def problems(keys: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[RowProblem]:
+def problems(keys: dict[str, Any], rows: Sequence[dict[str, Any]], called: bool = True) -> list[RowProblem]:
+    """Return the problems of rows. `called`: whether the first of them is called anyway, as in the first set."""
     section = RewardConfig.model_validate({"timeout": limits.CALL, **keys})
     prompts = [replace(PROMPT, row=row) for row in rows]
-    return asyncio.run(try_rows({"own": section}, {"own": prompts}, limits.START)).get("own", [])
+    shapes = {"own": value_shape(rows[0])} if called else {}
+    return asyncio.run(try_rows({"own": section}, {"own": prompts}, limits.START, shapes)).get("own", [])
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,12 @@ def test_reward_without_check_is_tried_per_shape() -> None:
     found = problems({"reward": "row_rewards:reads"}, rows)
     assert [one.index for one in found] == [2, 6, 4, 5]
     assert "AttributeError: 'NoneType' " in found[0].problem and "'strip'" in found[0].problem
+
+
+def test_first_row_of_a_later_set_is_tried() -> None:
+    rows = [{"answer": "a"}, {"answer": "b"}]
+    assert [one.index for one in problems({"reward": "row_rewards:reads"}, rows, called=False)] == [0, 1]
+    assert problems({"reward": "row_rewards:reads"}, rows) == []
 
 
 def test_reward_is_called_once_for_each_further_shape(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_the_known_rewards_are_those_that_register() -> None:
             "math_steps",
             "multiple_choice",
         ),
-        *("no_reward", "repetition_penalty", "right_prefix"),
+        *("no_reward", "reasoning_gym", "repetition_penalty", "right_prefix"),
     ]
     assert [load_reward(name) for name in known_rewards()] == [REWARDS[name] for name in known_rewards()]
 

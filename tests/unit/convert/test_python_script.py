@@ -1,0 +1,109 @@
+"""Python scripts that build a trainer of TRL are read without being run, and rows that are here give the columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+
+from roll.convert.__main__ import main
+from roll.convert.python_script import training_script
+from roll.pipeline import main as plan
+
+SCRIPT = """
+import os
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+LEARNING_RATE = 2e-5
+rows = load_dataset("parquet", data_files="rows.parquet")["train"].shuffle(seed=1)
+
+
+def right(completions, reward_model, **kwargs):
+    raise SystemExit("the script was run")
+
+
+args = GRPOConfig(
+    output_dir="out", learning_rate=LEARNING_RATE, num_generations=4, per_device_train_batch_size=8, max_steps=3,
+    temperature=float(os.environ["T"]),
+)
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=[right], args=args, train_dataset=rows,
+    peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
+)
+right([], [])
+trainer.train()
+"""
+VERLS_ROW = {"prompt": [{"role": "user", "content": "1 + 1"}], "reward_model": {"ground_truth": "2"}}
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train_it.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def converted(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(list(words)) == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_script_gives_model_rows_adapter_and_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    found = converted(capsys, "train_it.py")
+    trained = found["actor_train"]
+    assert (found["pretrain"], found["max_steps"], found["rollout_batch_size"]) == ("Qwen/Qwen2.5-0.5B-Instruct", 3, 2)
+    assert trained["data_args"]["file_name"] == "rows.parquet"
+    assert trained["training_args"]["learning_rate"] == 2e-5
+    assert (trained["model_args"]["lora_rank"], trained["model_args"]["lora_target"]) == (16, "all-linear")
+
+
+def test_computed_values_and_functions_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train_it.py"]) == 0
+    said = capsys.readouterr().err
+    assert "temperature" in said and "train_it:right" in said
+
+
+@pytest.mark.parametrize("text", ["x = 1", "def broken(:", "GRPO = 1"])
+def test_other_python_is_no_training_script(text: str, working_folder: Path) -> None:
+    assert training_script(text, "x") is None
+    (working_folder / "other.py").write_text(text)
+    assert main(["other.py"]) == 2
+
+
+def test_experiment_for_the_cpu_is_planned(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([VERLS_ROW] * 8), working_folder / "rows.parquet")
+    found = converted(capsys, "train_it.py", "--gpus", "0")
+    assert not [role for role in found.values() if isinstance(role, dict) and "device_mapping" in role]
+    (working_folder / "moved.yaml").write_text(yaml.safe_dump(found))
+    assert plan(["--config-path", ".", "--config-name", "moved", "dry_run=true"]) == 0
+    assert main(["train_it.py", "--gpus", "2"]) == 0 and "device_mapping" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["train_it.py", "--gpus", "-1"])
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        (VERLS_ROW, {"messages": "prompt", "ground_truth": "reward_model.ground_truth"}),
+        ({"prompt": "1 + 1", "answer": "2"}, {"prompt": "prompt", "ground_truth": "answer"}),
+        ({"prompt": VERLS_ROW["prompt"], "solution": "2"}, {"messages": "prompt", "ground_truth": "solution"}),
+        ({"question": "1 + 1"}, {"messages": "prompt", "ground_truth": "solution"}),
+    ],
+)
+def test_rows_that_are_here_give_the_columns(
+    row: dict[str, Any], columns: dict[str, str], working_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (working_folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    keys = {"model_name_or_path": "m", "num_generations": 4, "max_steps": 10, "dataset_name": "rows.jsonl"}
+    (working_folder / "grpo.json").write_text(json.dumps(keys))
+    assert main(["grpo.json"]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["actor_train"]["data_args"] == {"file_name": "rows.jsonl", **columns}
+    assert ("the columns are" in printed.err) == ("question" in row)
