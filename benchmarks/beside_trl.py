@@ -149,24 +149,31 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, list[Validation
     return {side.name: side.curve for side in sides}
 
 
+COLUMNS = ("seconds of training", "seconds of the command", "seconds of all steps")
+"""What is compared: seconds of training and of the command until the threshold is reached, and seconds of training of
+all steps."""
+
+
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """Return the table of several runs in Markdown, and the geometric means of the ratios with their intervals."""
-    lines = ["| seed | roll, s | TRL, s | ratio | roll with its start, s | TRL with its start, s | ratio |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    ratios: list[list[float]] = [[], []]
+    head = ["seed", *(f"{name}: {part}" for name in COLUMNS for part in (*SIDES, "ratio"))]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    ratios: dict[str, list[float]] = {name: [] for name in COLUMNS}
     for one in runs:
-        points = [reached([Validation(**each) for each in one["curves"][name]], one["threshold"]) for name in SIDES]
         cells = [str(one["seed"])]
-        for at, name in enumerate(("training_seconds", "seconds")):
-            mine, theirs = (getattr(point, name) if point else None for point in points)
+        by_side = [compared([Validation(**each) for each in one["curves"][side]], one["threshold"]) for side in SIDES]
+        for name, mine, theirs in zip(COLUMNS, *by_side, strict=True):
             cells += [f"{seconds:.0f}" if seconds else "not reached" for seconds in (mine, theirs)]
-            if mine and theirs:
-                ratios[at].append(mine / theirs)
             cells.append(f"{mine / theirs:.2f}" if mine and theirs else "")
+            ratios[name] += [mine / theirs] if mine and theirs else []
         lines.append(f"| {' | '.join(cells)} |")
-    for name, found in zip(("seconds of training", "seconds of the command"), ratios, strict=True):
-        lines.append(f"ratio of the {name}: {ratio_with_interval(found)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"ratio of the {name}: {ratio_with_interval(ratios[name])}" for name in COLUMNS)])
+
+
+def compared(curve: Sequence[Validation], threshold: float) -> tuple[float | None, float | None, float | None]:
+    """Return the seconds of `COLUMNS` of one side; None where the threshold was not reached."""
+    point, whole = reached(curve, threshold), curve[-1].training_seconds if curve else None
+    return (point.training_seconds, point.seconds, whole) if point else (None, None, whole)
 
 
 def ratio_with_interval(ratios: Sequence[float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.intervals import quantile
 from roll.tracking.history import RunStart, read_starts
@@ -22,6 +22,9 @@ SHARE_NAMES = ("pass@", "accuracy", "maj@")
 PREFERRED = ("/pass@1", "/accuracy", "/loss")
 """Ends of the metrics that a record shows, unless others are named: the first of them that the runs have."""
 
+LOGGED = re.compile(r"(?P<time>[\d-]+ [\d:]+,\d+) [A-Z]+ (roll\.tracking\.console: step (?P<step>\d+)/)?")
+"""A line of the driver's log; `step` is the step that it reports."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -32,7 +35,7 @@ class Point:
     training_seconds: float
     """Seconds of all steps so far, without validations and without the start."""
     seconds: float | None
-    """Seconds since the run opened its folder, validations included; None for a resumed run and without TensorBoard."""
+    """Seconds since the first line of the driver's log, validations included; None for a resumed run."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"'{folder}' has no {METRICS_FILE} or no config.yaml; give the output folder of a run")
     starts = read_starts(folder)
     lines = [line for line in each_record(metrics) if line]
-    since = _walls(folder, starts)
+    since = _walls(folder / "logs" / "driver.log", len(starts))
     points, training = list[Point](), 0.0
     for line in lines:
         if line["step"]:
@@ -81,15 +84,14 @@ def read_run(folder: Path) -> Run:
     return Run(folder, seed, starts[-1] if starts else None, points, _prompts(folder / VALIDATION_SAMPLES_FILE))
 
 
-def _walls(folder: Path, starts: Sequence[RunStart]) -> dict[int, float]:
-    """Return the seconds since the start at which each step was logged."""
-    if len(starts) != 1 or not (folder / "tensorboard").is_dir():
+def _walls(log: Path, starts: int) -> dict[int, float]:
+    """Return the seconds since the first line of the driver's log at which each step was logged."""
+    if starts != 1 or not log.is_file():
         return {}
-    begin = datetime.fromisoformat(starts[0].time).timestamp()
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    known = "time/step" in events.Tags()["scalars"]
-    return {event.step: event.wall_time - begin for event in events.Scalars("time/step")} if known else {}
+    times = [found for line in log.read_text(encoding="utf-8").splitlines() if (found := LOGGED.match(line))]
+    begin = datetime.fromisoformat(times[0]["time"]) if times else datetime.min
+    ended = {int(one["step"]): datetime.fromisoformat(one["time"]) for one in times if one["step"]}
+    return {step: (time - begin).total_seconds() for step, time in ended.items()}
 
 
 def _prompts(samples: Path) -> dict[str, int]:

@@ -95,7 +95,7 @@ def facts(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a sentence on the machine and on the versions of each run; equal ones once."""
     for run in {run.start.host: run for run in runs if run.start}.values():
         assert run.start is not None
-        machine = run.start.host.partition(", ")[2] or run.start.host
+        machine = run.start.host.split(", ", 2)[-1]  # without the host's name and kernel
         versions = ", ".join(f"{name} {version}" for name, version in run.start.versions.items())
         seeds = ", ".join(str(one.seed) for one in runs if one.start and one.start.host == run.start.host)
         yield f"Seed {seeds}: {machine}; {versions}."
@@ -151,10 +151,11 @@ def record(name: str, runs: Sequence[Run], metrics: Sequence[str], evaluations: 
     parts = list[str]()
     if runs:
         parts.append(f"![Validation over the steps]({name}.svg)\n")
-        several = "; the mean has Student's over the seeds" if len(runs) > 1 else ""
-        sizes = ", ".join(f"{held} ({count} prompts)" for held, count in runs[0].prompts.items())
-        parts.append(f"Held-out sets: {sizes or 'their sizes are not recorded'}.")
-        parts.append(f"Intervals are 95%, Wilson's for one response to each prompt{several}.\n")
+        if any(map(is_share, metrics)):
+            several = "; the mean has Student's over the seeds" if len(runs) > 1 else ""
+            sizes = ", ".join(f"{held} ({count} prompts)" for held, count in runs[0].prompts.items())
+            parts.append(f"Held-out sets: {sizes or 'their sizes are not recorded'}.")
+            parts.append(f"Intervals are 95%, Wilson's for one response to each prompt{several}.\n")
         for metric in metrics:
             parts.append(f"**`{metric}`**\n\n{curve_table(runs, metric)}")
     if evaluations:

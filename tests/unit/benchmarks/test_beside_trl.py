@@ -48,7 +48,8 @@ def test_interval_of_a_ratio_by_hand() -> None:
 def test_a_threshold_that_is_not_reached_is_said() -> None:
     curves = {"roll": [one.__dict__ for one in curve(0.5, 0.5, 0.5)], "TRL": [one.__dict__ for one in curve(0.1, 0.1)]}
     found = table([{"seed": 7, "threshold": 0.4, "curves": curves}])
-    assert "| 7 | 20 | not reached |  | 120 | not reached |  |" in found and found.count("none") == 2
+    assert "| 7 | 20 | not reached |  | 120 | not reached |  | 20 | 10 | 2.00 |" in found
+    assert found.count("none") == 2 and "ratio of the seconds of all steps: 2.00" in found
 
 
 @pytest.mark.parametrize(("text", "score"), [("so 5", 1.0), ("5, or 6", 0.0), ("five", 0.0)])

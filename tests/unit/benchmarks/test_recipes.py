@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from torch.utils.tensorboard import SummaryWriter
 
 from benchmarks.recipe_picture import Plot
 from benchmarks.recipe_runs import Run, curve, over_seeds, read_run, shown_metrics
@@ -43,13 +42,16 @@ def run_folder(folder: Path, seed: int, accuracies: list[float], starts: int = 1
         "time": START.isoformat(),
         "command": "",
         "folder": "/x",
-        "host": "name, 2 cores",
+        "host": "name, Linux-6, 2 cores",
         "versions": {"roll": "1"},
     }
     (folder / "starts.jsonl").write_text((json.dumps(start | {"commits": {}}) + "\n") * starts)
-    with SummaryWriter(str(folder / "tensorboard")) as writer:
-        for step in range(len(accuracies)):
-            writer.add_scalar("time/step", 10.0, step, walltime=START.timestamp() + 30 + 10 * step)
+    begin = "2026-01-02 03:04:05,000"
+    logged = [f"2026-01-02 03:04:{35 + 10 * step},000" for step in range(len(accuracies))]
+    said = [f"{begin} INFO roll.runs.assemble: the plan:", "step 0/9 of a plan"]
+    said += [f"{time} INFO roll.tracking.console: step {step}/9  10 s" for step, time in enumerate(logged)]
+    (folder / "logs").mkdir()
+    (folder / "logs" / "driver.log").write_text("".join(f"{line}\n" for line in said))
     return folder
 
 
