@@ -290,12 +290,12 @@ def of_rank_0(said: Sequence[T | None]) -> T:
 
 
 def merge_buckets(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
-    """Merge the ranks' buckets into one with all handles. Raises WeightSyncError if their weights differ."""
+    """Merge the ranks' buckets into one with the handles of each. Raises WeightSyncError if their weights differ."""
     if len({bucket.checksum for bucket in ranks}) > 1:
         raise WeightSyncError(
             f"the trainer's ranks gathered different weights: {', '.join(bucket.checksum for bucket in ranks)}"
         )
-    return replace(ranks[0], handles={gpu: handle for bucket in ranks for gpu, handle in bucket.handles.items()})
+    return replace(ranks[0], handles={}, of_ranks=tuple(bucket.handles for bucket in ranks))
 
 
 def micro_batches_of(
