@@ -20,6 +20,7 @@ from roll.config.plan.advice import advice_lines
 from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
 from roll.config.plan.speed import speed_lines
+from roll.config.plan.sync import sync_lines
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -176,7 +177,7 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
             console.print(line, highlight=False, markup=False)
         if config.gpu_memory_gib:
             console.print(fit_line(plan, config.gpu_memory_gib), highlight=False, markup=False)
-        for line in (*advice_lines(config, plan), *speed_lines(config, plan)):
+        for line in (*advice_lines(config, plan), *speed_lines(config, plan), *sync_lines(config, plan)):
             console.print(line, highlight=False, markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
