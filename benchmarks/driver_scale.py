@@ -183,7 +183,9 @@ class Scene:
     def __init__(self, size: Size, folder: Path) -> None:
         self.size, self.ledger, roles = size, Ledger(), size.roles
         self.parts = CpuParts(self.ledger)
-        tensors = [TensorSpec(f"layer.{number}", "torch.bfloat16", (1 << 20,), 2 << 20) for number in range(size.buckets)]
+        tensors = [
+            TensorSpec(f"layer.{number}", "torch.bfloat16", (1 << 20,), 2 << 20) for number in range(size.buckets)
+        ]
         self.liveness = Liveness(StubNodes(self.ledger))
 
         def group(name: str, role: RolePlan, make: Any, blocking: bool) -> StubGroup:
@@ -251,7 +253,7 @@ class Scene:
                 await train_rlvr(run, Position(0, 0))
         await self.infer.close()
 
-    async def watch(self) -> dict[str, float]:
+    async def watch(self, times: int = TIMES) -> dict[str, float]:
         """Return CPU seconds and messages of one check of all processes, and of one look at their activity."""
         nodes, found = self.liveness._nodes, dict[str, float]()
         activity = RoleActivity(cast(Any, nodes))
@@ -263,10 +265,10 @@ class Scene:
 
         for name, part in {"check": self.liveness.check, "signs of life": look}.items():
             begin, sent = self.parts.now(), self.ledger.messages.total()
-            for _ in range(TIMES):
+            for _ in range(times):
                 await part()
-            found[f"{name}, seconds"] = (self.parts.now() - begin) / TIMES
-            found[f"{name}, messages"] = (self.ledger.messages.total() - sent) / TIMES
+            found[f"{name}, seconds"] = (self.parts.now() - begin) / times
+            found[f"{name}, messages"] = (self.ledger.messages.total() - sent) / times
         return found
 
 
@@ -283,8 +285,8 @@ def no_ray() -> Iterator[None]:
 
 
 def measure(size: Size, profile: bool) -> dict[str, Any]:
-    """Return the figures of one step of a run."""
-    profiler = cProfile.Profile(time.process_time) if profile else None
+    """Return the figures of one step of a run; with `profile`, the number of Python's calls as well."""
+    profiler = cProfile.Profile() if profile else None
     with tempfile.TemporaryDirectory(prefix="roll-scale-") as made, no_ray(), memory_of_steps():
         scene = Scene(size, Path(made))
         ledger, begins = scene.ledger, list[float]()
@@ -313,7 +315,9 @@ def measure(size: Size, profile: bool) -> dict[str, Any]:
         found |= asyncio.run(run())
     found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if profiler:
-        pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(40)
+        stats = pstats.Stats(profiler, stream=sys.stderr)
+        found["calls"] = cast(Any, stats).total_calls
+        stats.sort_stats("tottime").print_stats(40)
     return found
 
 
@@ -322,7 +326,9 @@ def ray_message_seconds(calls: int = 2000) -> dict[str, float]:
     from roll.ray.cluster import cluster
 
     with tempfile.TemporaryDirectory(prefix="roll-scale-") as made, cluster(Path(made), 0, GPUS_PER_NODE) as session:
-        actors: list[Any] = [cast(Any, AsyncProcess).remote(str(session.logs / f"{number}.log"), ()) for number in range(4)]
+        actors: list[Any] = [
+            cast(Any, AsyncProcess).remote(str(session.logs / f"{number}.log"), ()) for number in range(4)
+        ]
 
         async def ask(count: int) -> float:
             begin = time.process_time()
@@ -354,7 +360,9 @@ def main() -> int:
     show(found)
     if options.ray:
         found["ray"] = ray_message_seconds()
-        print(f"a message through Ray: {1e6 * found['ray']['seconds of a message']:.0f} microseconds of the driver's CPU")
+        print(
+            f"a message through Ray: {1e6 * found['ray']['seconds of a message']:.0f} microseconds of the driver's CPU"
+        )
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     return 0

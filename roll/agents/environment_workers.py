@@ -16,6 +16,7 @@ from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
 from roll.hosted.worker import SLACK, HostedSettings, HostedWorker
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
+from roll.system.ranked import LeastBusy
 from roll.types import Metrics
 
 R = TypeVar("R")

@@ -221,8 +221,20 @@ class WorkerGroup(Ranks[S]):
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0
     ) -> list[Any]:
         """See `Ranks`. `place` is 0 for the strategy, or the number of an object that `beside` built."""
-        refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
+        stored = self._stored(arguments)
+        refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in stored.items()]
         return await self._gather(refs, method, seconds, list(arguments))
+
+    def _stored(self, arguments: Mapping[int, tuple[Any, ...]]) -> Mapping[int, tuple[Any, ...]]:
+        """Put the lists that the ranks of a replica share into Ray's store once, not into a message to each of them."""
+        by_id = {id(given): given for given in arguments.values()}
+        if self.replica_size == 1 or len(by_id) != self.replicas:
+            return arguments
+        put = {
+            key: tuple(ray.put(value) if isinstance(value, list) else value for value in given)
+            for key, given in by_id.items()
+        }
+        return {rank: put[id(given)] for rank, given in arguments.items()}
 
     def processes(self) -> list[WorkerProcess]:
         """See `WatchedGroup`."""
@@ -302,9 +314,9 @@ class WorkerGroup(Ranks[S]):
                 and not self._killed
                 and all(self._waited_in_vain(rank, error) for rank, error in failures)
             ):
-                waiting = ranges(sorted(rank for rank, _ in failures))
+                waiting, missing = ranges(sorted(rank for rank, _ in failures)), ranges(sorted(late))
                 problem = (
-                    f"{method}: rank(s) {ranges(sorted(late))} did not join a collective operation in which rank(s) {waiting} waited"
+                    f"{method}: rank(s) {missing} did not join a collective operation in which rank(s) {waiting} waited"
                 )
                 raise WorkerLate(self.role, late[0], f"{problem} (logs/{self.role}-{late[0]}.log)", str(failures[0][1]))
             if failures:

@@ -180,9 +180,7 @@ def meet(store: Any, rank: int, rendezvous: Rendezvous) -> None:
         if store.check([CUT_OFF]):
             raise WeightSyncError("the broadcast was cut off before all of its members had joined")
         if time.monotonic() > end:
-            raise TimeoutError(
-                f"timed out: member(s) {ranges(absent(store, missing))} did not join the broadcast"
-            )
+            raise TimeoutError(f"timed out: member(s) {ranges(absent(store, missing))} did not join the broadcast")
         time.sleep(pause)
 
 

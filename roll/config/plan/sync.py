@@ -63,10 +63,10 @@ def sync_lines(config: Config, plan: Plan) -> list[str]:
     now = sync_estimate(config, plan, config.weight_sync.bucket_mib)
     if now is None:
         return []
+    size, rate = f"{now.nbytes / 1e9:,.0f} GB in {now.buckets:,} buckets", f"{BYTES_PER_SECOND / 1e9:g} GB/s"
     line = (
-        f"A weight sync, roughly: {now.nbytes / 1e9:,.0f} GB in {now.buckets:,} buckets, "
-        f"{_seconds(now.copy_seconds)} at {BYTES_PER_SECOND / 1e9:g} GB/s, and {now.messages:,} messages of the driver, "
-        f"{_seconds(now.call_seconds)}"
+        f"A weight sync, roughly: {size}, {_seconds(now.copy_seconds)} at {rate}, and {now.messages:,} messages of the "
+        f"driver, {_seconds(now.call_seconds)}"
     )
     better = _better_bucket_mib(config, plan, now)
     if better is None:
