@@ -7,8 +7,7 @@ The loop, scheduler, pool of engines, rewards, weight sync, packing, metrics, re
 those of a real run. Only the Ray actors are stubs in this process (`benchmarks/scale_stubs.py`), whose CPU time is
 subtracted. They answer at once, each response singly, as in a long rollout. Every GPU has an engine and a rank of the
 trainer and of the reference, which take turns (`--layout shared`), or half of them generate (`--layout apart`). Each
-engine may run half of its samples at a time. One step runs before the measured one. Each size runs in a process of its
-own.
+engine may run half of its samples at a time. The step is the first of its process, which each size has for itself.
 
 Ray's own cost of a message is not part of it: `--ray` measures that with an actor of a real cluster.
 """
@@ -157,7 +156,7 @@ class Source:
 
 
 class Steps:
-    """Stands in for the checkpointer and the interrupt, and marks the beginning of the measured step."""
+    """Stands in for the checkpointer and the interrupt, and marks the beginning of the step."""
 
     stopped_early = ""
 
@@ -169,11 +168,10 @@ class Steps:
 
     async def save_if_due(self, position: Position) -> None:
         """See `Checkpointer`."""
-        if position.step == 1:
-            self._begin()
 
     def happened(self) -> bool:
-        """See `Interrupt`."""
+        """See `Interrupt`. The loop asks before each step."""
+        self._begin()
         return False
 
 
@@ -213,7 +211,7 @@ class Scene:
         self.reference = Reference(self.groups["reference"], SHAPE.token_budget, 1.0, SECONDS, SECONDS)
 
     async def run(self, folder: Path, begin: Any) -> None:
-        """Run two steps. Call `begin` between them."""
+        """Run a step. Call `begin` after the first weight sync, before the step."""
         size, section = self.size, RewardConfig.model_validate({})
         sharing = DeviceSharing(neighbours(size.roles))
         for name, role in {"actor_train": self.train, "reference": self.reference, "actor_infer": self.infer}.items():
@@ -241,13 +239,13 @@ class Scene:
                 critic=None,
                 teachers=None,
                 learning=Learning(phases, self.train, PolicyLoss(kl_coef=0.1), SHAPE.updates),
-                validation=Validation(0, 2, (), phases, engines, self.parts, tracking),
+                validation=Validation(0, 1, (), phases, engines, self.parts, tracking),
                 checkpointer=steps,
                 interrupt=steps,
                 tracker=tracking,
                 shaping=Shaping(),
                 credit=CreditAssignment(Credit("grpo", Normalisation())),
-                max_steps=2,
+                max_steps=1,
             )
             async with aclosing(scheduler):
                 await train_rlvr(run, Position(0, 0))

@@ -1,5 +1,4 @@
-"""Stands in for the Ray actors of a run of any size, inside the driver's process: what `benchmarks/driver_scale.py` runs
-the driver against.
+"""Stands in for the Ray actors of a run of any size, inside the driver's process, for `benchmarks/driver_scale.py`.
 
 A stub answers at once and does no work. Each call counts as a message, and its pickled arguments as its bytes. The CPU
 time of the stubs, with that of pickling, is added up, so that it can be subtracted from that of the process.

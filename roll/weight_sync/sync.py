@@ -107,10 +107,19 @@ class DidNotCome(WeightSyncError):
 
     def __init__(self, late: Sequence[str], waiting: Sequence[str]) -> None:
         super().__init__(
-            f"{', '.join(late)} did not join a collective operation of the weight sync in which {', '.join(waiting)} "
-            f"waited"
+            f"{_few(late)} did not join a collective operation of the weight sync in which {_few(waiting)} waited"
         )
         self.late = late
+
+
+MOST_NAMED = 8
+"""Largest number of processes that a message names."""
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return the names as text, of thousands only the first and the number of the others."""
+    others = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {others} others" if others > 0 else "")
 
 
 class WeightSync:

@@ -99,7 +99,7 @@ def test_host_memory_is_summed_for_each_node() -> None:
     config, plan = planned("rlvr_72b_lora_zero3_2nodes")
     (line,) = host_lines(config, plan)
     total = 8 * plan.memory["actor_train"].host + plan.memory["actor_infer"].host
-    assert line.startswith("Host memory of node 0, 1:")
+    assert line.startswith("Host memory of node 0-1:")
     assert f"{total / GIB:.1f} GiB" in line
 
 
