@@ -16,6 +16,7 @@ from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
 from roll.hosted.worker import SLACK, HostedSettings, HostedWorker
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
+from roll.system.ranked import LeastBusy
 from roll.types import Metrics
 
 R = TypeVar("R")
@@ -91,7 +92,7 @@ class _Domain:
     def __init__(self, group: WorkerGroup[EnvironmentWorker], section: EnvironmentConfig, start_seconds: float) -> None:
         self.workers, self.counts = Replaced(group, start_seconds), Counter[str]()
         self._room = asyncio.Semaphore(len(group) * section.sessions_per_process)
-        self._sessions = [0] * len(group)
+        self._sessions = LeastBusy(len(group))
         self._number = 0
         # A call may wait for one call of every other session, each up to its timeout, and for a replacement of the
         # process.
@@ -99,8 +100,7 @@ class _Domain:
 
     async def open(self, row: Mapping[str, Any], seed: int) -> WorkerSession:
         await self._room.acquire()
-        worker = min(range(len(self._sessions)), key=self._sessions.__getitem__)
-        self._sessions[worker] += 1
+        worker, _ = self._sessions.take(1)
         session = WorkerSession(self, worker, self._number)
         self._number += 1
         try:
@@ -124,7 +124,7 @@ class _Domain:
 
     def leave(self, worker: int) -> None:
         """Note that a session of the worker has ended."""
-        self._sessions[worker] -= 1
+        self._sessions.leave(worker, 1)
         self._room.release()
 
 

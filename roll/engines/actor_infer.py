@@ -133,7 +133,8 @@ class ActorInfer:
                 len(together), self._homes.get(request.session) if request.session else None
             )
             if not count:
-                self.pool.wake()  # `waits` may have become true
+                if not self._running.can_serve:
+                    self.pool.wake()  # `waits` may have become true
                 return
             if request.session:
                 self._homes[request.session] = engine

@@ -44,6 +44,7 @@ from roll.errors import BadInput, EngineShortage, RollError, WorkerDied, WorkerF
 from roll.ray.device_sharing import run_together
 from roll.ray.group import LOOK_SECONDS, WorkerGroup
 from roll.ray.process import root_cause
+from roll.system.ranked import Ranked
 from roll.system.restart_budget import RestartBudget
 
 FULL = 0.9
@@ -99,13 +100,27 @@ class Running:
         """If `limits` is None, an engine takes any number of samples."""
         assert limits is None or len(limits) == engines
         self._limits = limits
-        self._serving, self._suspect = list(range(engines)), frozenset[int]()
         self._running = [0] * engines
         self._most = [0] * engines
+        self.serve(range(engines), ())
 
     def serve(self, engines: Sequence[int], suspect: Collection[int]) -> None:
         """Allow only these engines from now on. A `suspect` one is chosen only if it has the most room."""
-        self._serving, self._suspect = list(engines), frozenset(suspect)
+        self._serving, doubtful = list(engines), frozenset(suspect)
+        self._trusted = Ranked({engine: self._key(engine) for engine in engines if engine not in doubtful})
+        self._suspect = Ranked({engine: self._key(engine) for engine in engines if engine in doubtful})
+
+    def _key(self, engine: int) -> tuple[int, int]:
+        """Return the rank of an engine among others: the most room first, then the fewest samples."""
+        running = self._running[engine]
+        return (0 if self._limits is None else running - self._limits[engine].samples), running
+
+    def _count(self, engine: int, samples: int) -> None:
+        """Add to the samples that an engine runs."""
+        self._running[engine] += samples
+        for ranked in (self._trusted, self._suspect):
+            if engine in ranked:
+                ranked[engine] = self._key(engine)
 
     def place(self, samples: int, home: int | None = None) -> tuple[int, int]:
         """Choose an engine for samples of one prompt. Return it and the number of samples that it takes, 0 if no engine
@@ -115,29 +130,26 @@ class Running:
             home: engine whose cache has the prefix of the samples. It is preferred if it is not suspect and has room
                 for all of them.
         """
-        if not self._serving:
+        engine = home
+        if home is None or home not in self._trusted or self._room(home, samples) < samples:
+            engine = self._roomiest(samples)
+        if engine is None:
             return 0, 0
-        engine = self._roomiest(samples)
-        if (
-            home is not None
-            and home in self._serving
-            and home not in self._suspect
-            and self._room(home, samples) == samples
-        ):
-            engine = home
         taken = self._room(engine, samples)
-        self._running[engine] += taken
-        self._most[engine] = max(self._most[engine], self._running[engine])
+        if taken:
+            self._count(engine, taken)
+            self._most[engine] = max(self._most[engine], self._running[engine])
         return engine, taken
 
-    def _roomiest(self, samples: int) -> int:
-        return max(
-            self._serving, key=lambda one: (self._room(one, samples), one not in self._suspect, -self._running[one])
-        )
+    def _roomiest(self, samples: int) -> int | None:
+        trusted, suspect = self._trusted.first(), self._suspect.first()
+        if trusted is None or suspect is None:
+            return suspect if trusted is None else trusted
+        return suspect if self._room(suspect, samples) > self._room(trusted, samples) else trusted
 
     def leave(self, engine: int, samples: int) -> None:
         """Record that `samples` samples of an engine have ended."""
-        self._running[engine] -= samples
+        self._count(engine, -samples)
 
     def adapt(self, activities: Mapping[int, EngineActivity]) -> None:
         """Adapt the limits to the engines' activity since the last call."""
@@ -145,7 +157,13 @@ class Running:
         for engine, limit in enumerate(limits):
             if engine in activities:
                 limit.adapt(activities[engine], self._most[engine])
+                self._count(engine, 0)
         self._most = list(self._running)
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether any engine accepts requests, perhaps without room at present."""
+        return bool(self._serving)
 
     @property
     def limit(self) -> int | None:

@@ -35,6 +35,7 @@ from roll.ray.placement import WorkerPlacement, address_of
 from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process
 from roll.ray.role_signs import RankState, work_of
 from roll.system.leftovers import Leftovers
+from roll.system.ranges import ranges
 from roll.weight_sync.routes import MeetingPoint
 
 S = TypeVar("S", covariant=True)
@@ -220,8 +221,20 @@ class WorkerGroup(Ranks[S]):
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], seconds: float, place: int = 0
     ) -> list[Any]:
         """See `Ranks`. `place` is 0 for the strategy, or the number of an object that `beside` built."""
-        refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in arguments.items()]
+        stored = self._stored(arguments)
+        refs = [self._actors[rank].call.remote(place, method, *given) for rank, given in stored.items()]
         return await self._gather(refs, method, seconds, list(arguments))
+
+    def _stored(self, arguments: Mapping[int, tuple[Any, ...]]) -> Mapping[int, tuple[Any, ...]]:
+        """Put the lists that the ranks of a replica share into Ray's store once, not into a message to each of them."""
+        by_id = {id(given): given for given in arguments.values()}
+        if self.replica_size == 1 or len(by_id) != self.replicas:
+            return arguments
+        put = {
+            key: tuple(ray.put(value) if isinstance(value, list) else value for value in given)
+            for key, given in by_id.items()
+        }
+        return {rank: put[id(given)] for rank, given in arguments.items()}
 
     def processes(self) -> list[WorkerProcess]:
         """See `WatchedGroup`."""
@@ -295,16 +308,15 @@ class WorkerGroup(Ranks[S]):
                 if wait.done() and wait.exception()
             ]
             late = [rank for rank, wait in zip(ranks, waits, strict=True) if not wait.done()]
-            names = ", ".join(map(str, late))
             if (
                 failures
                 and late
                 and not self._killed
                 and all(self._waited_in_vain(rank, error) for rank, error in failures)
             ):
-                waiting = ", ".join(str(rank) for rank, _ in failures)
+                waiting, missing = ranges(sorted(rank for rank, _ in failures)), ranges(sorted(late))
                 problem = (
-                    f"{method}: rank(s) {names} did not join a collective operation in which rank(s) {waiting} waited"
+                    f"{method}: rank(s) {missing} did not join a collective operation in which rank(s) {waiting} waited"
                 )
                 raise WorkerLate(self.role, late[0], f"{problem} (logs/{self.role}-{late[0]}.log)", str(failures[0][1]))
             if failures:
@@ -318,8 +330,8 @@ class WorkerGroup(Ranks[S]):
                 wait.cancel()
 
     def _late(self, method: str, seconds: float, ranks: Sequence[int]) -> WorkerFailed:
-        names = ", ".join(map(str, ranks))
-        return WorkerLate(self.role, ranks[0], f"{method} did not finish within {seconds:.0f} s on rank(s) {names}")
+        said = f"{method} did not finish within {seconds:.0f} s on rank(s) {ranges(sorted(ranks))}"
+        return WorkerLate(self.role, ranks[0], said)
 
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
         """Return whether a rank failed because others did not join a collective. Only its log has NCCL's reason."""

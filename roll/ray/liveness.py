@@ -112,20 +112,24 @@ class Liveness:
         Return a failure for each rank that is now certain to be dead or stopped. Later checks do not return it again.
         """
         by_node: dict[str | None, dict[int, bool]] = {}
-        looked_at: list[tuple[WatchedGroup, WorkerProcess]] = []
+        looked_at: list[tuple[WatchedGroup, Sequence[WorkerProcess]]] = []
         for group, with_children in self._groups.values():
-            for process in group.processes():
+            looked_at.append((group, processes := group.processes()))
+            for process in processes:
                 by_node.setdefault(process.node_id, {})[process.pid] = with_children
-                looked_at.append((group, process))
         answers = await asyncio.gather(*(self._examined(node_id, pids) for node_id, pids in by_node.items()))
         found = dict(zip(by_node, answers, strict=True))
         lost = []
-        for group, process in looked_at:
-            findings = found[process.node_id]
-            if findings is not None and process in group.processes():  # the process may have ended meanwhile
+        for group, processes in looked_at:
+            running = set(group.processes())  # some may have ended meanwhile
+            for process in processes:
+                findings = found[process.node_id]
+                if findings is None or process not in running:
+                    continue
                 finding = findings.get(process.pid)
                 if self._is_certain((group.role, process), finding) and finding is not None:
                     lost.append(await self._report(group, process, finding))
+                    running = set(group.processes())
         return lost
 
     async def _examined(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding] | None:

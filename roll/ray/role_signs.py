@@ -89,28 +89,46 @@ class RoleActivity:
         states = group.states()
         if not states:
             return None
-        looks = await asyncio.gather(*(self._read(state) for state in states))
-        stages = [self._stage(state, found, group.work) for state, found in zip(states, looks, strict=True)]
+        looks, work = await self._read(states), group.work
+        stages = [self._stage(state, found, work) for state, found in zip(states, looks, strict=True)]
         usages = [found.usage for found in looks if found and found.usage]
         usage = sum(usages[1:], usages[0]) if usages else None
         return Activity(
             group.role, common_stage(stages), usage, progress, is_busy=any(stage != READY for stage in stages)
         )
 
-    async def _read(self, state: RankState) -> ProcessActivity | None:
-        if self._ends.get(state.log, 0) < state.begin:  # the rank has a new process
-            self._stages.pop(state.log, None)
-        begin = max(state.begin, self._ends.get(state.log, 0))
+    async def _read(self, states: Sequence[RankState]) -> list[ProcessActivity | None]:
+        """Return the activity of each rank, None if its node does not answer. Each node gets one message."""
+        by_node: dict[str | None, list[int]] = {}
+        for rank, state in enumerate(states):
+            by_node.setdefault(state.node_id, []).append(rank)
+        found: list[ProcessActivity | None] = [None] * len(states)
+
+        async def ask(node_id: str | None, ranks: Sequence[int]) -> None:
+            there = await self._read_node(node_id, [states[rank] for rank in ranks])
+            for rank, one in zip(ranks, there, strict=True):
+                found[rank] = one
+
+        await asyncio.gather(*(ask(node_id, ranks) for node_id, ranks in by_node.items()))
+        return found
+
+    async def _read_node(self, node_id: str | None, states: Sequence[RankState]) -> Sequence[ProcessActivity | None]:
+        asked = list[tuple[int | None, Path, int]]()
+        for state in states:
+            if self._ends.get(state.log, 0) < state.begin:  # the rank has a new process
+                self._stages.pop(state.log, None)
+            asked.append((state.pid, state.log, max(state.begin, self._ends.get(state.log, 0))))
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                [found] = await self._lookers.process_activities(state.node_id, [(state.pid, state.log, begin)])
+                there = await self._lookers.process_activities(node_id, asked)
         except (TimeoutError, RayError, OSError) as error:
-            LOG.info("node %s does not report the activity of its processes: %s", state.node_id, error)
-            return None
-        self._ends[state.log] = found.end
-        if found.stage:
-            self._stages[state.log] = found.stage
-        return found
+            LOG.info("node %s does not report the activity of its processes: %s", node_id, error)
+            return [None] * len(states)
+        for state, found in zip(states, there, strict=True):
+            self._ends[state.log] = found.end
+            if found.stage:
+                self._stages[state.log] = found.stage
+        return there
 
     def _stage(self, state: RankState, found: ProcessActivity | None, work: str | None) -> str:
         stage = (work or READY) if state.is_built else self._stages.get(state.log, NO_PROCESS)

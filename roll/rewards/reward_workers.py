@@ -34,6 +34,7 @@ from roll.rewards.verdicts import (
     summed,
     timed_out,
 )
+from roll.system.ranked import LeastBusy
 from roll.system.sizes import GIB
 from roll.system.tree import TreeBounds
 from roll.types import Prompt, RewardResult
@@ -290,20 +291,19 @@ class Rewards:
         """`start_seconds` is a replacement's deadline for each part of its start; `models` those without a group."""
         self._workers = {domain: Replaced(group, start_seconds) for domain, group in groups.items()}
         self._sections, self._models = sections, models or {}
-        self._waiting = {domain: [0] * len(group) for domain, group in groups.items()}
+        self._waiting = {domain: LeastBusy(len(group)) for domain, group in groups.items()}
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         """Return a result for each response to a prompt. If the domain `compares`, pass the group's at once."""
         if prompt.domain in self._models:
             return await self._models[prompt.domain].score(prompt, responses)
         workers, waiting = self._workers[prompt.domain], self._waiting[prompt.domain]
-        worker = min(range(len(waiting)), key=waiting.__getitem__)
-        waiting[worker] += len(responses)
+        worker, responses_there = waiting.take(len(responses))
         try:
-            seconds = longest(self._sections[prompt.domain], waiting[worker])
+            seconds = longest(self._sections[prompt.domain], responses_there)
             return await workers.one(worker, seconds, RewardWorker.score, prompt, responses)
         finally:
-            waiting[worker] -= len(responses)
+            waiting.leave(worker, len(responses))
 
     def compares(self, prompt: Prompt) -> bool:
         """Return whether a reward of the prompt's domain needs all responses of the group at once."""

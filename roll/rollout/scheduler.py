@@ -416,14 +416,15 @@ class RolloutScheduler:
 
         They are those of the groups that are due and of the oldest other finished groups.
         """
-        finished: set[int] = set()
+        finished, due = set[int](), set(choice.due)
         news: asyncio.Queue[int] = asyncio.Queue()
         for ordinal in choice.pool:
             self._in_flight[ordinal].task.add_done_callback(lambda _, ordinal=ordinal: news.put_nowait(ordinal))
-        while len(finished) < choice.count or not choice.due <= finished:
+        while len(finished) < choice.count or due:
             ordinal = await news.get()
             self._in_flight[ordinal].task.result()  # raises a failure at once
             finished.add(ordinal)
+            due.discard(ordinal)
         others = [ordinal for ordinal in choice.pool if ordinal in finished and ordinal not in choice.due]
         return [*choice.due, *others[: choice.count - len(choice.due)]]
 

@@ -34,7 +34,7 @@ from roll.config.schema.secrets import redacted
 from roll.errors import ConfigError, Fault, WorkerAbandoned, WorkerDied, WorkerFailed, WorkerLate
 from roll.ray.cluster import cluster
 from roll.ray.group import WorkerGroup
-from roll.ray.liveness import RayNodes
+from roll.ray.liveness import RayNodes, is_own
 from roll.ray.role_signs import RoleActivity
 from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
@@ -71,7 +71,8 @@ async def show_activity(roles: Roles, life: ActivityDisplay) -> None:
     while True:
         if life.is_seen:
             groups = roles.all_groups
-            life.own([process.pid for group in groups.values() for process in group.processes()])
+            here = (process for group in groups.values() for process in group.processes() if is_own(process.node_id))
+            life.own([process.pid for process in here])
             signs = await asyncio.gather(*(asked.of(group, roles.progress(name)) for name, group in groups.items()))
             life.driver(
                 "all roles are ready" if roles.are_running else "starting the roles", is_busy=not roles.are_running

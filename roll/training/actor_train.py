@@ -25,6 +25,7 @@ from roll.models.flops import TrainingFlops
 from roll.ray.batching import Calls, Ranks
 from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
+from roll.system.ranges import ranges
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket, cut_off
@@ -290,12 +291,14 @@ def of_rank_0(said: Sequence[T | None]) -> T:
 
 
 def merge_buckets(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
-    """Merge the ranks' buckets into one with all handles. Raises WeightSyncError if their weights differ."""
+    """Merge the ranks' buckets into one with the handles of each. Raises WeightSyncError if their weights differ."""
     if len({bucket.checksum for bucket in ranks}) > 1:
-        raise WeightSyncError(
-            f"the trainer's ranks gathered different weights: {', '.join(bucket.checksum for bucket in ranks)}"
-        )
-    return replace(ranks[0], handles={gpu: handle for bucket in ranks for gpu, handle in bucket.handles.items()})
+        having: dict[str, list[int]] = {}
+        for rank, bucket in enumerate(ranks):
+            having.setdefault(bucket.checksum, []).append(rank)
+        said = "; ".join(f"{checksum} on rank(s) {ranges(held)}" for checksum, held in having.items())
+        raise WeightSyncError(f"the trainer's ranks gathered different weights: {said}")
+    return replace(ranks[0], handles={}, of_ranks=tuple(bucket.handles for bucket in ranks))
 
 
 def micro_batches_of(

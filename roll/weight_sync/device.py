@@ -10,7 +10,7 @@ import pickle
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,9 +21,10 @@ from torch.distributed.distributed_c10d import BroadcastOptions
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from roll.errors import WeightSyncError
+from roll.system.ranges import ranges
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import spec
-from roll.weight_sync.routes import Rendezvous
+from roll.weight_sync.routes import Rendezvous, Route
 from roll.weight_sync.store import open_store
 
 ALIGNMENT = 256
@@ -36,6 +37,11 @@ LOOK_EVERY = 0.2
 """Seconds between two checks of a broadcast's store."""
 CUT_OFF = "cut off"
 """Key in the broadcast's store. It is set when a member has died, to stop the other members from waiting."""
+ALL_HERE = "all here"
+"""Key in the broadcast's store. Rank 0 sets it once all members have joined, so that the others ask for one key alone.
+"""
+MEMBER_SECONDS = 1e-4
+"""Seconds between two requests of a member that waits for the others, for each member: the store answers one by one."""
 CUT_OFF_SECONDS = 10.0
 """Deadline for setting the key `CUT_OFF`, in seconds. The trainer's rank 0 hosts the store."""
 
@@ -49,6 +55,15 @@ class DeviceBucket:
     """See `fingerprint`."""
     handles: Mapping[str, bytes] = field(default_factory=dict)
     """CUDA IPC handles of the buffer on each rank, by the UUID of the GPU. Empty if no engine opens the buffer."""
+    of_ranks: tuple[Mapping[str, bytes], ...] = ()
+    """The handles of each rank of the trainer, before each engine is sent those that it opens; see `for_route`."""
+
+    def for_route(self, route: Route) -> DeviceBucket:
+        """Return what an engine on this route is sent. All handles for all engines would grow with the square of the
+        run.
+        """
+        opened = {gpu: handle for rank in route.sharers for gpu, handle in self.of_ranks[rank].items()}
+        return replace(self, handles=opened, of_ranks=())
 
 
 def layout(tensors: Sequence[TensorSpec]) -> tuple[list[int], int]:
@@ -155,14 +170,32 @@ def meet(store: Any, rank: int, rendezvous: Rendezvous) -> None:
         TimeoutError: some members did not join before the deadline.
         WeightSyncError: a member died, and the broadcast was cut off.
     """
-    store.set(f"here {rank}", "")
-    end = time.monotonic() + rendezvous.seconds
-    while missing := [other for other in range(rendezvous.size) if not store.check([f"here {other}"])]:
+    store.set(_present(rank), "")
+    end, missing = time.monotonic() + rendezvous.seconds, list(range(rendezvous.size))
+    pause = max(LOOK_EVERY / 10, rendezvous.size * MEMBER_SECONDS)
+    while not store.check([ALL_HERE]):
+        if rank == 0 and not (missing := absent(store, missing)):
+            store.set(ALL_HERE, "")
+            return
         if store.check([CUT_OFF]):
             raise WeightSyncError("the broadcast was cut off before all of its members had joined")
         if time.monotonic() > end:
-            raise TimeoutError(f"timed out: member(s) {', '.join(map(str, missing))} did not join the broadcast")
-        time.sleep(LOOK_EVERY / 10)
+            raise TimeoutError(f"timed out: member(s) {ranges(absent(store, missing))} did not join the broadcast")
+        time.sleep(pause)
+
+
+def absent(store: Any, members: Sequence[int]) -> list[int]:
+    """Return the members that have not joined. Takes a single request if all have."""
+    if store.check([_present(member) for member in members]):
+        return []
+    if len(members) == 1:
+        return list(members)
+    middle = len(members) // 2
+    return absent(store, members[:middle]) + absent(store, members[middle:])
+
+
+def _present(member: int) -> str:
+    return f"here {member}"
 
 
 def cut_off(rendezvous: Rendezvous) -> None:

@@ -60,6 +60,8 @@ class Route:
     """Whether the engine is on the host of the trainer's rank 0, so that it can read its shared memory."""
     first_rank: int = 0
     """Rank of the engine's first device in the broadcast group. Its other devices have the ranks that follow."""
+    sharers: tuple[int, ...] = ()
+    """Ranks of the trainer whose buffers the engine opens, if it shares their devices."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,14 @@ def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collec
     if infer.on_cpu:
         return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
     home = train.devices[0][0] // gpus_per_node if train.devices[0] else None
+    rank_of = {device: rank for rank, devices in enumerate(train.devices) for device in devices}
     out, rank = {}, 1
     for number in sorted(engines):
         devices = infer.devices[number]
         same_host = devices[0] // gpus_per_node == home
-        if train.all_devices.issuperset(devices):
-            out[number] = Route(Transport.SHARED, same_host)
+        if all(device in rank_of for device in devices):
+            sharers = tuple(sorted({rank_of[device] for device in devices}))
+            out[number] = Route(Transport.SHARED, same_host, sharers=sharers)
         else:
             out[number] = Route(Transport.BROADCAST, same_host, rank)
             rank += len(devices)

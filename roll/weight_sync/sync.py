@@ -107,10 +107,19 @@ class DidNotCome(WeightSyncError):
 
     def __init__(self, late: Sequence[str], waiting: Sequence[str]) -> None:
         super().__init__(
-            f"{', '.join(late)} did not join a collective operation of the weight sync in which {', '.join(waiting)} "
-            f"waited"
+            f"{_few(late)} did not join a collective operation of the weight sync in which {_few(waiting)} waited"
         )
         self.late = late
+
+
+MOST_NAMED = 8
+"""Largest number of processes that a message names."""
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return the names as text, of thousands only the first and the number of the others."""
+    others = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {others} others" if others > 0 else "")
 
 
 class WeightSync:
@@ -141,6 +150,7 @@ class WeightSync:
         self._members, self._opened = dict.fromkeys(range(len(engines)), 0), -1
         self._lost: set[int] = set()
         self._rendezvous: Rendezvous | None = None
+        self._routes: Mapping[int, Route] = {}
         self.epoch = 0
         """Number of changes to the set of engines that take part. A restart of one of them is a change too."""
         self.versions: dict[int, int | None] = dict.fromkeys(self._members)
@@ -166,6 +176,7 @@ class WeightSync:
         if self._opened == self.epoch:
             return
         epoch, routes = self.epoch, self._find_routes(self._living)
+        self._routes = routes.to
         if self._adapter:
             await self._sender.open_routes(routes, None)
         else:
@@ -295,7 +306,11 @@ class WeightSync:
         await self._sender.empty_buckets()
 
     def _loading(self, bucket: Bucket | DeviceBucket) -> dict[str, Awaitable[None]]:
-        return self._calls(lambda _, engine: engine.load_bucket(bucket), self._rendezvous is not None)
+        def load(number: int, engine: Engine) -> Awaitable[None]:
+            is_file = isinstance(bucket, Bucket)
+            return engine.load_bucket(bucket if is_file else bucket.for_route(self._routes[number]))
+
+        return self._calls(load, self._rendezvous is not None)
 
     async def _send_while_loading(
         self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None

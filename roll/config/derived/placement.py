@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from roll.config.derived.fixed_roles import PREFIX, domain_teachers, reward_role, reward_roles, teacher_roles
 from roll.config.schema.backend import EngineMemory
@@ -48,8 +49,9 @@ class RolePlan:
         """Return the number of devices per rank, or 1 on the CPU."""
         return max(1, *map(len, self.devices))
 
-    @property
+    @cached_property
     def all_devices(self) -> frozenset[int]:
+        """The devices of all ranks."""
         return frozenset(device for rank in self.devices for device in rank)
 
 

@@ -15,6 +15,7 @@ from roll.config.schema.backend import EngineMemory
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig
+from roll.system.ranges import ranges
 from roll.system.sizes import GIB
 
 LEFT_OUT = 4 * GIB
@@ -139,7 +140,7 @@ def host_lines(config: Config, plan: Plan) -> list[str]:
     groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for node, held in sorted(nodes.items()):
         groups.setdefault(tuple(held.items()), []).append(node)
-    lines = [_host_line(f"node {', '.join(map(str, found))}", dict(held)) for held, found in groups.items()]
+    lines = [_host_line(f"node {ranges(found)}", dict(held)) for held, found in groups.items()]
     on_cpu = {
         name: memory.device_total * plan.roles[name].ranks
         for name, memory in plan.memory.items()

@@ -20,10 +20,12 @@ from roll.config.plan.advice import advice_lines
 from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
 from roll.config.plan.speed import speed_lines
+from roll.config.plan.sync import sync_lines
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
+from roll.system.ranges import ranges
 from roll.system.sizes import GIB
 
 MODEL = (
@@ -175,7 +177,7 @@ def show_plan(config: Config, plan: Plan, console: Console) -> None:
             console.print(line, highlight=False, markup=False)
         if config.gpu_memory_gib:
             console.print(fit_line(plan, config.gpu_memory_gib), highlight=False, markup=False)
-        for line in (*advice_lines(config, plan), *speed_lines(config, plan)):
+        for line in (*advice_lines(config, plan), *speed_lines(config, plan), *sync_lines(config, plan)):
             console.print(line, highlight=False, markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
@@ -221,17 +223,6 @@ def _devices(role: RolePlan) -> str:
         return "CPU"
     width = f", {role.tensor_parallel} for each engine" if role.tensor_parallel > 1 else ""
     return ranges(sorted(role.all_devices)) + width
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as ranges: `0-3, 6` for 0, 1, 2, 3, 6."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def arithmetic_lines(config: Config, plan: Plan) -> list[str]:

@@ -42,7 +42,7 @@ def speed_lines(config: Config, plan: Plan) -> list[str]:
         f"Roughly, on {gpu.name} and with every sequence at full length, a step takes: {'; '.join(parts)}",
         f"That assumes {MFU:.0%} MFU, and decoding at {DECODING_USE:.0%} of {gpu.bandwidth / 1e12:g} TB/s and "
         f"{gpu.bf16_peak / 1e12:g} TFLOP/s but at least {DECODING_SECONDS * 1000:g} ms a token, as measured in "
-        f"docs/performance.md; other passes, rewards, offload and weight syncs come on top",
+        f"docs/performance.md; other passes, rewards, offload and the weight sync come on top",
     ]
 
 

@@ -62,7 +62,7 @@ SMALLEST_NUMBER = 1e-30
 """Default bounds of the magnitude of floats other than 0. Smaller magnitudes would be close to underflow in fp32."""
 LARGEST_SIZE = 10**15
 """Upper bound of sizes in bytes or elements."""
-MOST_RANKS = 1024
+MOST_RANKS = 1 << 14
 """Upper bound of the workers of a role and of the devices of a run. A larger number is probably a typing error."""
 LONGEST_PATH, LONGEST_PART = 2048, 255
 """Largest length in bytes of a path, and of one name in it. Linux allows 4095 bytes, and a run appends names of files

@@ -16,6 +16,7 @@ from roll.config.plan.phases import misfits
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.plan.show import plan_text
 from roll.config.plan.speed import generation_seconds, speed_lines, training_seconds
+from roll.config.plan.sync import LARGEST_BUCKET_MIB, MESSAGE_SECONDS, sync_estimate, sync_lines
 from roll.config.schema.rlvr import RlvrConfig
 from roll.errors import ConfigError
 from roll.system import gpus
@@ -98,7 +99,7 @@ def test_host_memory_is_summed_for_each_node() -> None:
     config, plan = planned("rlvr_72b_lora_zero3_2nodes")
     (line,) = host_lines(config, plan)
     total = 8 * plan.memory["actor_train"].host + plan.memory["actor_infer"].host
-    assert line.startswith("Host memory of node 0, 1:")
+    assert line.startswith("Host memory of node 0-1:")
     assert f"{total / GIB:.1f} GiB" in line
 
 
@@ -162,6 +163,39 @@ def test_unknown_gpus_have_no_estimate_of_time(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "information").write_text("Model: \t\t NVIDIA L4\n")
     assert speed_lines(*planned("gsm8k_rlvr")) == []
+
+
+HUGE = (
+    "rlvr_zero3", "gpu_name=H200", "gpu_memory_gib=141", "num_gpus_per_node=8",
+    'actor_train.device_mapping="list(range(0,2048))"', 'actor_infer.device_mapping="list(range(2048,4096))"',
+    "actor_infer.strategy_args.strategy_config.tensor_parallel_size=8",
+    "actor_infer.strategy_args.strategy_config.max_model_len=null", "rollout_batch_size=16384",
+    "num_return_sequences_in_group=8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [("meta-llama/Llama-3.1-405B", 405_853_388_800), ("Qwen/Qwen3-Coder-480B-A35B-Instruct", 480_154_875_392)],
+)
+def test_messages_of_a_sync_by_hand(model: str, parameters: int) -> None:
+    config, plan = planned(*HUGE, f"pretrain={model}")
+    found = sync_estimate(config, plan, 512)
+    assert found and found.nbytes == 2 * parameters
+    assert found.buckets == -(-2 * parameters // 2**29)
+    assert found.messages == found.buckets * (2048 + 256)
+    assert found.call_seconds == pytest.approx(MESSAGE_SECONDS * found.messages)
+    (line,) = sync_lines(config, plan)
+    assert f"{found.messages:,} messages" in line and f"bucket_mib {LARGEST_BUCKET_MIB}" in line
+
+
+def test_sync_of_small_run_needs_no_advice() -> None:
+    (line,) = sync_lines(*planned(*MEASURED, "pretrain=Qwen/Qwen2.5-7B"))
+    assert "29 buckets" in line and "bucket_mib" not in line
+    assert (
+        sync_lines(*planned(*MEASURED, "pretrain=Qwen/Qwen2.5-7B", "actor_train.model_args.lora_target=all-linear"))
+        == []
+    )
 
 
 def test_cpu_has_no_advice() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.config.derived.devices import parse_devices, visible_devices
-from roll.config.plan.show import ranges
+from roll.system.ranges import ranges
 
 
 @pytest.mark.parametrize(

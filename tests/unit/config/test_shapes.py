@@ -34,6 +34,7 @@ PUBLISHED = {
     "Qwen/Qwen3-32B": 32_762_123_264,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
     "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480_154_875_392,
     "meta-llama/Llama-3.2-1B": 1_235_814_400,
     "meta-llama/Llama-3.2-3B": 3_212_749_824,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,

@@ -24,7 +24,7 @@ def test_engines_on_trainer_devices_share_others_receive_broadcast() -> None:
     infer = role("actor_infer", (2, 3), (4, 5), (6, 7))
     engine_routes = routes(train, infer, 8, range(3))
     broadcast = {1: Route(Transport.BROADCAST, True, 1), 2: Route(Transport.BROADCAST, True, 3)}
-    assert engine_routes == {0: Route(Transport.SHARED, True)} | broadcast
+    assert engine_routes == {0: Route(Transport.SHARED, True, sharers=(2, 3))} | broadcast
     assert broadcast_size(engine_routes.values(), 2) == 5
     assert sharing_ranks(train, infer, engine_routes) == [False, False, True, True]
 

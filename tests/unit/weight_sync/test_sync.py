@@ -17,7 +17,7 @@ from roll.weight_sync import sync as weight_sync_module
 from roll.weight_sync.bucket import Adapter, Bucket, read_bucket, spec, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import MeetingPoint, Rendezvous, Route, SyncRoutes, Transport
-from roll.weight_sync.sync import WeightSync, gather_named
+from roll.weight_sync.sync import DidNotCome, WeightSync, gather_named
 from tests import limits
 
 
@@ -408,3 +408,10 @@ def test_absent_member_is_named_instead_of_waiters(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(WeightSyncError, match="^actor_infer rank 1 did .* actor_train, actor_infer rank 0 waited$"):
         asyncio.run(broadcast())
+
+
+def test_message_of_thousands_of_engines_is_short() -> None:
+    late = [f"actor_infer rank {number}" for number in range(4096)]
+    error = DidNotCome(late, ["actor_train"])
+    assert error.late == late and "actor_infer rank 7 and 4088 others" in str(error)
+    assert len(str(error)) < 500

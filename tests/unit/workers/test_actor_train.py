@@ -62,14 +62,16 @@ def test_ranks_lend_buffers_to_engines_sharing_devices() -> None:
         assert isinstance(bucket, DeviceBucket)
         return bucket
 
-    assert asyncio.run(sent()).handles.keys() == {"GPU-0"}
+    bucket = asyncio.run(sent())
+    assert bucket.for_route(Route(Transport.SHARED, True, sharers=(0,))).handles.keys() == {"GPU-0"}
+    assert bucket.for_route(Route(Transport.BROADCAST, True, 1)).handles == {}
 
 
 def test_ranks_that_gathered_different_weights_are_an_error() -> None:
     same = [DeviceBucket((), "sum", {f"GPU-{rank}": b""}) for rank in range(2)]
-    assert merge_buckets(same).handles.keys() == {"GPU-0", "GPU-1"}
-    with pytest.raises(WeightSyncError, match="different weights"):
-        merge_buckets([same[0], replace(same[1], checksum="other")])
+    assert [handles.keys() for handles in merge_buckets(same).of_ranks] == [{"GPU-0"}, {"GPU-1"}]
+    with pytest.raises(WeightSyncError, match=r"sum on rank\(s\) 0, 2; other on rank\(s\) 1$"):
+        merge_buckets([same[0], replace(same[1], checksum="other"), same[0]])
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+import ray
 
 from roll.algorithms.losses import NegativeLogLikelihood
 from roll.backend import MicroBatch, TrainStepResult, TrainStrategy
@@ -87,3 +89,16 @@ def test_replicas_learn_each_sequence_once() -> None:
     # The loss weights sum to one over the replicas, and not over the ranks.
     weights = sum(float(part.loss_weights.sum(dtype=np.float64)) for parts in by_replica for part in parts)
     assert abs(weights - 1) < 1e-6
+
+
+def test_replica_ranks_share_one_stored_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[Any] = []
+    monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or len(stored))
+    first, second = (["a"], 1.0), (["b"], 1.0)
+    sent = FourRanks()._stored({0: first, 1: first, 2: second, 3: second})
+    assert stored == [["a"], ["b"]]
+    assert list(sent.values()) == [(1, 1.0), (1, 1.0), (2, 1.0), (2, 1.0)]
+    same = (["names"],)
+    assert FourRanks()._stored(dict.fromkeys(range(4), same))[3] is same, (
+        "small arguments of all ranks stay in messages"
+    )

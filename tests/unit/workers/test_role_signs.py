@@ -19,6 +19,7 @@ class Machine:
     def __init__(self) -> None:
         self.stages: dict[str, str] = {}
         self.asked: list[tuple[str | None, int | None, int]] = []
+        self.messages: list[str | None] = []
         self.is_silent = self.compiles = False
 
     async def process_activities(
@@ -26,6 +27,7 @@ class Machine:
     ) -> list[ProcessActivity]:
         if self.is_silent:
             raise TimeoutError
+        self.messages.append(node_id)
         self.asked += [(node_id, pid, begin) for pid, _, begin in asked]
         return [
             ProcessActivity(self.stages.pop(log.name, None), begin + 10, Usage(1.0, 5), self.compiles)
@@ -101,3 +103,13 @@ def test_what_is_named_is_a_method() -> None:
 )
 def test_probes_are_not_shown_as_work(methods: list[str], work: str | None) -> None:
     assert work_of(methods) == work
+
+
+def test_each_node_is_asked_once() -> None:
+    machine, group = Machine(), Group()
+    ranks = [RankState(rank, "far" if rank % 2 else None, Path(str(rank)), 0, True) for rank in range(6)]
+    group.states = lambda: ranks
+    assert asyncio.run(RoleActivity(machine).of(group, "")) == Activity(
+        "actor_train", "ready", Usage(6.0, 30), is_busy=False
+    )
+    assert machine.messages == [None, "far"]

@@ -105,3 +105,15 @@ def test_a_limit_leaves_one() -> None:
     limit = RunningLimit(1, adapts=True)
     limit.adapt(activity(9, 1.0), 1)
     assert limit.samples == 1
+
+
+def test_most_room_wins_among_unequal_limits() -> None:
+    running = Running([RunningLimit(4, adapts=True), RunningLimit(8, adapts=True)], 2)
+    assert running.place(3) == (1, 3)
+    running.serve([0, 1], suspect=[1])
+    assert running.place(3) == (0, 3), "a suspect engine has room for as many, and is not chosen"
+    assert running.place(3) == (1, 3), "only the suspect engine has room for all"
+    running.serve([0], ())
+    assert running.place(3) == (0, 1) and running.can_serve
+    running.serve([], ())
+    assert running.place(1) == (0, 0) and not running.can_serve
