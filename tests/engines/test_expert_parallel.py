@@ -243,7 +243,7 @@ def test_an_unknown_family_is_refused_at_load() -> None:
     from deepspeed.module_inject.auto_ep_config import AutoEPConfig
 
     rank = Rank("actor_train", 0, OVER, "localhost", 1, "cpu", limits.START)
-    with pytest.raises(ConfigError, match="models of type olmoe are not supported") as refused:
+    with pytest.raises(ConfigError, match="type olmoe") as refused:
         _blocks(causal, AutoEPConfig(enabled=True, autoep_size=OVER), rank)
     assert refused.value.faults[0].place == "actor_train.strategy_args.strategy_config.expert_parallel.autoep_size"
 

@@ -53,12 +53,19 @@ class ModelRouter(nn.Module):
         return weights.float(), chosen, count_tokens_per_expert(chosen, self._experts)
 
 
-def share_experts(causal: PreTrainedModel, size: int, rank: Rank) -> None:
+def share_experts(causal: PreTrainedModel, size: int, noise: bool, rank: Rank) -> None:
     """Keep on this rank only its experts of every layer. `size` neighbouring ranks have all experts together.
 
+    Args:
+        noise: Whether the model trains with the noise of its configuration (`model_args.dropout`).
+
     Raises:
-        ConfigError: AutoEP does not support the model, or its number of experts is no multiple of `size`.
+        ConfigError: AutoEP does not support the model or its noise, or the number of experts is no multiple of `size`.
     """
+    if noise and (jitter := getattr(causal.config, "router_jitter_noise", 0.0)):
+        problem = f"true, but the model has a router_jitter_noise of {jitter:g}, which AutoEP does not add"
+        remedy = "set it to false, or remove expert_parallel"
+        raise ConfigError(Fault(f"{rank.role}.model_args.dropout", problem, remedy, "not_supported"))
     name = _group_name(size)
     groups._create_expert_and_data_parallel(size)
     for group in (expert_group(size), groups._get_expert_data_parallel_group(name)):

@@ -279,7 +279,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
         CheckpointError: the checkpoint was written with ZeRO-0 (which does not shard states), with tensor parallelism,
             or with optimizer states on NVMe; or a file would execute code when loaded.
     """
-    _check_complete(checkpoint)
+    _check_whole_layers(checkpoint)
     if zero_stage(checkpoint) == 0:
         raise CheckpointError(
             f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: use one "
@@ -300,14 +300,19 @@ def to_universal(checkpoint: Path, out: Path) -> None:
 
 
 def _check_complete(checkpoint: Path) -> None:
-    if (count := parts(checkpoint)) > 1:
-        raise CheckpointError(
-            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run "
-            f"on the same ranks; it exports the whole model when it ends"
-        )
+    """Raise CheckpointError if a checkpoint cannot be read as whole tensors."""
+    _check_whole_layers(checkpoint)
     if (count := experts_over(checkpoint)) > 1:
         raise CheckpointError(
             f"{checkpoint} was written with an autoep_size of {count}, and holds the experts in parts: resume the run "
+            f"on the same ranks; it exports the whole model when it ends"
+        )
+
+
+def _check_whole_layers(checkpoint: Path) -> None:
+    if (count := parts(checkpoint)) > 1:
+        raise CheckpointError(
+            f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run "
             f"on the same ranks; it exports the whole model when it ends"
         )
     if (checkpoint / TAG / SWAPPED).is_dir():

@@ -353,7 +353,7 @@ class DeepSpeedTrain:
         self._is_lora = model_args.lora_target is not None
         self._divisors = settings.deepspeed.expert_parallel_size
         if self._divisors > 1:
-            share_experts(model.causal, self._divisors, rank)
+            share_experts(model.causal, self._divisors, model_args.dropout, rank)
         self._over = sequence_group(settings.deepspeed, model.causal, rank)
         self._balance = router_balance(settings.training, model.causal, rank)
         self._arrange_layers(model)
