@@ -31,15 +31,15 @@ pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
 OVER = 2
 """Ranks that divide the experts."""
 EXACT = [(OVER, Case(stage, False, expert_parallel=OVER)) for stage in range(4)]
-EXACT += [(OVER, Case(3, False, checkpointing=kind, expert_parallel=OVER)) for kind in ("none", "attention", 1)]
+EXACT += [(OVER, Case(3, False, checkpointing="attention", expert_parallel=OVER))]
 EXACT += [(OVER, Case(2, False, checkpointing="none", compiled=True, expert_parallel=OVER))]
 EXACT += [(OVER, Case(3, False, checkpointing=1, compiled=True, expert_parallel=OVER))]
-EXACT += [(OVER, Case(stage, False, sequence_parallel=2, expert_parallel=OVER)) for stage in (2, 3)]
+EXACT += [(OVER, Case(3, False, sequence_parallel=2, expert_parallel=OVER))]
 EXACT += [(2 * OVER, Case(stage, False, expert_parallel=OVER)) for stage in (0, 1, 3)]
 EXACT += [(2 * OVER, Case(3, False, expert_parallel=2 * OVER))]
 """Runs in fp32, whose results are compared with plain PyTorch's. Each is a number of ranks and a case."""
-HALF = [(OVER, Case(stage, False, dtype="bf16", expert_parallel=OVER)) for stage in (1, 2, 3)]
-HALF += [(OVER, Case(stage, False, dtype="fp16", expert_parallel=OVER)) for stage in (2, 3)]
+HALF = [(OVER, Case(stage, False, dtype="bf16", expert_parallel=OVER)) for stage in (2, 3)]
+HALF += [(OVER, Case(2, False, dtype="fp16", expert_parallel=OVER))]
 RUNS = [*EXACT, *HALF]
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -203,7 +203,7 @@ def test_other_families_train_alike(kind: str, tmp_path: Path) -> None:
     by_rank = run_ranks(train_cases, OVER, here, cases, model, work, here)
     for number, case in enumerate(cases):
         seen = by_rank[0][number]
-        assert_near(seen.first, {name: expected[0].weights[name] for name in expected[0].weights}, 2e-5)
+        assert_near(seen.first, expected[0].weights, 2e-5)
         assert_near(seen.second, expected[3].weights, 2e-5)
         assert seen.first_result.scalars["policy/grad_norm"] == pytest.approx(expected[0].grad_norm, rel=1e-5)
         export = here / case.name / "export"

@@ -6,7 +6,7 @@ parallelism. The gradient of an expert is summed over the ranks that have the sa
 ranks have already reached it with their tokens.
 
 AutoEP replaces the whole block of a layer. Here it gets the model's own router, so that the choice of experts is that
-of transformers, and the router keeps its name in checkpoints. The blocks are replaced before the optimizer is built.
+of transformers. All parameters but the experts keep their names. The blocks are replaced before the optimizer is built.
 """
 
 from __future__ import annotations
@@ -90,6 +90,15 @@ def _shared_block(block: nn.Module, spec: MoELayerSpec, config: AutoEPConfig, nu
     shared.register_module("router", ModelRouter(router, spec.num_experts))
     setattr(shared, spec.router_name, router)
     shared.return_router_logits = False
+    for attribute, name in (
+        ("shared_experts", spec.shared_experts_name),
+        ("shared_experts_gate", spec.shared_experts_gate_name),
+    ):
+        if name and name != attribute:  # keep the model's own name
+            part = getattr(shared, attribute)
+            delattr(shared, attribute)
+            vars(shared)[attribute] = part
+            setattr(shared, name, part)
     experts: list[Any] = list(shared.experts.parameters())
     if hasattr(router.weight, "convert_to_zero_parameters"):
         for parameter in experts:
