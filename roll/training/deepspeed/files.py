@@ -158,6 +158,11 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool, diviso
             raise CheckpointError(
                 f"{folder} is a universal checkpoint, which cannot be loaded with tensor_parallel: remove it"
             )
+        if (divided := _has_divided_experts(folder)) != (divisors > 1):
+            raise CheckpointError(
+                f"{folder} was written {'with' if divided else 'without'} expert_parallel: resume "
+                f"{'with an autoep_size above 1' if divided else 'without it'}"
+            )
         _load_universal(engine, folder)
         return False
     if not (folder / TAG).is_dir():
@@ -251,6 +256,11 @@ def experts_over(checkpoint: Path) -> int:
             layers = load(file, mapped=True).get(AUTOEP_LAYERS_KEY) or [{"ep_size": 1}]
             return int(layers[0]["ep_size"])
     return 1
+
+
+def _has_divided_experts(universal: Path) -> bool:
+    """Return whether a universal checkpoint was written with expert parallelism, and has AutoEP's names of experts."""
+    return any((universal / UNIVERSAL / "zero").glob("*.experts.w1"))
 
 
 def _load_universal(engine: Any, folder: Path) -> None:
