@@ -99,6 +99,8 @@ def _shared_block(block: nn.Module, spec: MoELayerSpec, config: AutoEPConfig, nu
             delattr(shared, attribute)
             vars(shared)[attribute] = part
             setattr(shared, name, part)
+    # The exchange of tokens waits for sizes on the host, where compiled code would break off in every layer.
+    vars(shared)["forward"] = torch.compiler.disable(shared.forward)
     experts: list[Any] = list(shared.experts.parameters())
     if hasattr(router.weight, "convert_to_zero_parameters"):
         for parameter in experts:
