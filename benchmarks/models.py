@@ -79,9 +79,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     }
     | {"moe_intermediate_size": 64, "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True}
     | {"intermediate_size": 512, "vocab_size": 2048, "tie_word_embeddings": False},
-    "30b-a3b-4": {
+    "30b-a3b": {
         "hidden_size": 2048,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 48,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
         "head_dim": 128,
@@ -89,7 +89,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
     | {"intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": False},
 }
-"""Shapes of Qwen2.5-0.5B, 1.5B and 7B, of Qwen3-30B-A3B with 4 of its 48 layers, and of a tiny model of each kind."""
+SHAPES["30b-a3b-4"] = SHAPES["30b-a3b"] | {"num_hidden_layers": 4}
+"""Shapes of Qwen2.5-0.5B, 1.5B and 7B, of Qwen3-30B-A3B, whole and with 4 of its layers, and of a tiny model of each
+kind.
+"""
 DENSE = tuple(name for name, shape in SHAPES.items() if "num_experts" not in shape)
 """Shapes without experts, for which the floors can be measured."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

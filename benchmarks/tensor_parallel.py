@@ -1,14 +1,18 @@
 """Compares ways to share one model among GPUs, in roll's trainer on the same batches: ZeRO-3, AutoTP and sequence
-parallelism.
+parallelism; for a mixture of experts ZeRO-3 and AutoEP.
 
-    python benchmarks/tensor_parallel.py [--model tiny|0.5b|1.5b|7b] [--device cpu|cuda] [--ranks 2] [--texts 64]
-        [--tokens 1024] [--budget 16384] [--updates 5] [--compiled] [--only TEXT ...] [--json FILE]
+    python benchmarks/tensor_parallel.py [--model tiny|0.5b|1.5b|7b|tiny-moe|30b-a3b] [--layers N] [--device cpu|cuda]
+        [--ranks 2] [--texts 64] [--tokens 1024] [--budget 16384] [--rank-tokens N ...] [--updates 5] [--compiled]
+        [--only TEXT ...] [--json FILE]
 
 An update of supervised fine-tuning trains on TEXTS texts of about TOKENS tokens each, in micro-batches of at most
 BUDGET tokens. Every layer is recomputed in the backward pass, and with `--compiled` compiled, as runs on GPUs do by
 default. The ways run one after another in one call, those with other groups of ranks in other processes. Ways with both
 AutoTP and sequence parallelism need four ranks, and fp16 needs GPUs. The losses are compared with those of the first
 way with the same precision and adapter.
+
+With `--rank-tokens N`, an update is one micro-batch of exactly N tokens on each rank, in texts of TOKENS tokens; with
+several N, there is a table for each. `--layers` gives the model fewer layers than its shape.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from roll.types import TrainBatch
 
 WARM_UP = 2
 COLLECTIVE_SECONDS = 120.0
+MIXTURES = ("tiny-moe", "30b-a3b")
+"""Shapes with experts."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,15 @@ class Way:
     """Number of ranks that split the layers."""
     sequence: int = 1
     """Number of ranks that split the tokens."""
+    experts: int = 1
+    """Number of ranks that divide the experts among them."""
 
     @property
     def name(self) -> str:
         """Name in the table."""
         parts = [f"ZeRO-{self.stage}"] + [f"AutoTP {self.tensor}"] * (self.tensor > 1)
         parts += [f"sequences over {self.sequence}"] * (self.sequence > 1)
+        parts += [f"AutoEP {self.experts}"] * (self.experts > 1)
         return f"{' + '.join(parts)}, {'LoRA' if self.lora else 'all weights'}, {self.dtype}"
 
 
@@ -68,6 +77,8 @@ class Work:
     budget: int
     updates: int
     compiled: bool
+    exact: bool = False
+    """Whether every text has `tokens` tokens, so that ranks have equally many."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +93,12 @@ class Curve:
     """Peak of allocated memory on the rank's GPU; 0 on the CPU."""
 
 
-def ways(device: str, ranks: int) -> list[Way]:
-    """Return the ways that a device and a number of ranks allow."""
+def ways(device: str, ranks: int, has_experts: bool = False) -> list[Way]:
+    """Return the ways that a device, a number of ranks and a kind of model allow."""
     on_gpu = device == "cuda"
+    if has_experts:
+        dtype = "bf16" if on_gpu else "fp32"
+        return [Way(3, dtype, False), *(Way(stage, dtype, False, experts=2) for stage in (3, 2, 1))]
     out = []
     for dtype in ("bf16", "fp16") if on_gpu else ("fp32",):
         for lora in (False, True):
@@ -97,10 +111,12 @@ def ways(device: str, ranks: int) -> list[Way]:
     return out
 
 
-def write_model(folder: Path, shape: str, dtype: str, _rank: int) -> None:
+def write_model(folder: Path, shape: str, layers: int | None, dtype: str, _rank: int) -> None:
     """Write a model with random weights, whose key-value heads two ranks can share. This takes memory of the GPU."""
     from benchmarks import models
 
+    if layers is not None:
+        models.SHAPES[shape]["num_hidden_layers"] = layers
     models.SHAPES[shape]["num_key_value_heads"] = max(2, models.SHAPES[shape]["num_key_value_heads"])
     models.write(folder, shape, prompts=1, dtype=dtype)
 
@@ -111,6 +127,8 @@ def batch_of(work: Work, seed: int) -> TrainBatch:
 
     generator = np.random.default_rng(seed)
     lengths = generator.integers(work.tokens // 2, work.tokens * 3 // 2, work.texts).tolist()
+    if work.exact:
+        lengths = [work.tokens] * work.texts
     rows = [generator.integers(0, 256, length).astype(np.int32) for length in lengths]
     sequences = packing.concatenate(rows, [np.arange(length) >= 1 for length in lengths])
     zeros = np.zeros(len(sequences.token_ids), np.float32)
@@ -128,6 +146,7 @@ def settings_of(work: Work, way: Way) -> Any:
     model |= {"lora_target": "all-linear" if way.lora else None, "lora_rank": 16, "lora_alpha": 32.0}
     shared = {"zero_optimization": {"stage": way.stage}, "sequence_parallel_size": way.sequence}
     shared |= {"tensor_parallel": {"autotp_size": way.tensor}, "fp16": {"initial_scale_power": 16}}
+    shared |= {"expert_parallel": {"autoep_size": way.experts}}
     return TrainSettings(
         work.model,
         ModelConfig.model_validate(model),
@@ -196,63 +215,81 @@ def on_rank(work: Work, chosen: list[Way], number: int) -> list[Curve]:
     return out
 
 
-def table(chosen: list[Way], by_way: dict[Way, list[Curve]]) -> str:
-    """Return the table in Markdown."""
-    lines = ["| | s per update | GiB | loss, largest difference | skipped |", "|---|---|---|---|---|"]
+def table(work: Work, chosen: list[Way], by_way: dict[Way, list[Curve]]) -> str:
+    """Return the table in Markdown. The speed is that of the fastest update."""
+    head = "| | s per update | tokens/s, best | GiB | loss, largest difference | skipped |"
+    lines, tokens = [head, "|---|---|---|---|---|---|"], work.texts * work.tokens
     first: dict[tuple[str, bool], list[float]] = {}
     for way in chosen:
         curves = by_way[way]
-        seconds = statistics.median(map(max, zip(*(curve.seconds[WARM_UP:] for curve in curves), strict=True)))
+        updates = list(map(max, zip(*(curve.seconds[WARM_UP:] for curve in curves), strict=True)))
+        seconds, best = statistics.median(updates), tokens / min(updates)
         peak = max(curve.peak_bytes for curve in curves) / 2**30
         losses = curves[0].losses
         against = first.setdefault((way.dtype, way.lora), losses)
         far = max(abs(a - b) for a, b in zip(losses, against, strict=True))
         said = f"{losses[-1]:.4f}" if against is losses else f"{losses[-1]:.4f}, {far:.1e}"
-        lines.append(f"| {way.name} | {seconds:.3f} | {peak:.1f} | {said} | {curves[0].skipped} |")
+        lines.append(f"| {way.name} | {seconds:.3f} | {best:.0f} | {peak:.1f} | {said} | {curves[0].skipped} |")
     return "\n".join(lines)
 
 
 def main() -> int:
     """Measure and print."""
     options = parse()
-    chosen = [way for way in ways(options.device, options.ranks) if any(text in way.name for text in options.only)]
+    allowed = ways(options.device, options.ranks, options.model in MIXTURES)
+    chosen = [way for way in allowed if any(text in way.name for text in options.only)]
     with tempfile.TemporaryDirectory() as folder:
         dtype = "bfloat16" if options.device == "cuda" else "float32"
-        on_ranks(write_model, 1, options.device, Path(folder) / "model", options.model, dtype)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        work = Work(
-            f"{folder}/model",
-            options.device,
-            options.ranks,
-            port,
-            options.texts,
-            options.tokens,
-            options.budget,
-            options.updates,
-            options.compiled,
-        )
-        by_way: dict[Way, list[Curve]] = {}
-        for sizes in sorted({(way.tensor, way.sequence) for way in chosen}):
-            alike = [way for way in chosen if (way.tensor, way.sequence) == sizes]
-            by_rank = on_ranks(on_rank, work.ranks, work.device, work, alike)
-            by_way |= {way: [curves[at] for curves in by_rank] for at, way in enumerate(alike)}
-    print(table(chosen, by_way))
+        on_ranks(write_model, 1, options.device, Path(folder) / "model", options.model, options.layers, dtype)
+        seen = [measured(work, chosen) for work in works(options, f"{folder}/model")]
+    for work, by_way in seen:
+        print(f"\n{work.texts} texts, at most {work.budget} tokens in a micro-batch\n")
+        print(table(work, chosen, by_way))
     if options.json:
-        figures = {way.name: list(map(asdict, curves)) for way, curves in by_way.items()}
-        options.json.write_text(json.dumps({"work": asdict(work), "ways": figures}))
+        figures = [
+            {"work": asdict(work), "ways": {way.name: list(map(asdict, curves)) for way, curves in by_way.items()}}
+            for work, by_way in seen
+        ]
+        options.json.write_text(json.dumps(figures))
     return 0
+
+
+def works(options: argparse.Namespace, model: str) -> list[Work]:
+    """Return the work of each table."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    ranks, tokens = options.ranks, options.tokens
+    sizes = [(ranks * count // tokens, count) for count in options.rank_tokens] or [(options.texts, options.budget)]
+    return [
+        Work(
+            model, options.device, ranks, port, texts, tokens, budget, options.updates, options.compiled,
+            exact=bool(options.rank_tokens),
+        )
+        for texts, budget in sizes
+    ]  # fmt: skip
+
+
+def measured(work: Work, chosen: list[Way]) -> tuple[Work, dict[Way, list[Curve]]]:
+    """Train with each way, and return its figures by rank."""
+    by_way: dict[Way, list[Curve]] = {}
+    for sizes in sorted({(way.tensor, way.sequence, way.experts) for way in chosen}):
+        alike = [way for way in chosen if (way.tensor, way.sequence, way.experts) == sizes]
+        by_rank = on_ranks(on_rank, work.ranks, work.device, work, alike)
+        by_way |= {way: [curves[at] for curves in by_rank] for at, way in enumerate(alike)}
+    return work, by_way
 
 
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("tiny", "0.5b", "1.5b", "7b"), default="tiny")
+    parser.add_argument("--model", choices=("tiny", "0.5b", "1.5b", "7b", *MIXTURES), default="tiny")
+    parser.add_argument("--layers", type=int, help="number of layers; default: those of the shape")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--budget", type=int, default=16384)
+    parser.add_argument("--rank-tokens", type=int, nargs="+", default=[], metavar="N")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--compiled", action="store_true", help="compile the layers")
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="ways whose name contains one of these")

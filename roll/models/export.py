@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 
 from peft import PeftModel
@@ -24,8 +25,8 @@ def write_model(
     tokenizer: PreTrainedTokenizerBase,
     ends: Sequence[int] = (),
 ) -> None:
-    """Write a Hugging Face model folder with one safetensors file per bucket, an index, the configuration and the
-    tokenizer.
+    """Write a Hugging Face model folder with one safetensors file per bucket and one with the stored buffers of `model`
+    (of DeepSeek-V3's routers, for example), an index, the configuration and the tokenizer.
 
     Args:
         ends: tokens that end a response, in addition to the model's own end of sequence. The folder's generation_config
@@ -34,7 +35,7 @@ def write_model(
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
     total = 0
-    for number, tensors in enumerate(buckets, 1):
+    for number, tensors in enumerate(chain(buckets, filter(None, [stored_buffers(model)])), 1):
         file = f"model-{number:05d}.safetensors"
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / file, metadata=FORMAT)
         where |= dict.fromkeys(tensors, file)
@@ -49,6 +50,12 @@ def write_model(
     if model.can_generate():
         write_generation_config(folder, model.generation_config, tokenizer, ends)
     tokenizer.save_pretrained(folder)
+
+
+def stored_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the buffers that are part of the model's files, by name."""
+    names = {name for name, _ in model.named_buffers()}
+    return {name: tensor for name, tensor in model.state_dict().items() if name in names}
 
 
 def write_generation_config(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from roll.errors import Fault
+from tests.faults import assert_fault
 
 KEY = "actor_train.training_args.router_aux_loss_coef"
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -63,3 +67,59 @@ def test_dropout_of_an_adapter_on_experts(refused: Callable[..., str], experts: 
     message = refused(f"pretrain={experts}", *adapter)
     assert "actor_train.model_args.lora_dropout: 0.1, but lora_target all-linear" in message
     assert "lora_target to q_proj,k_proj,v_proj,o_proj" in message
+
+
+DEEPSPEED = "deepspeed_zero3"
+ZERO = f"{DEEPSPEED}.zero_optimization"
+BLOCK = "actor_train.strategy_args.strategy_config.expert_parallel"
+OVER_RANKS = [f"+{DEEPSPEED}.expert_parallel.autoep_size=2", "+actor_train.world_size=2"]
+ON_GPUS = ["+actor_train.device_mapping=[0,1]", "~actor_train.world_size"]
+TOGETHER = [
+    ([f"{ZERO}.stage=0", "actor_train.model_args.dtype=bf16"], "in bf16 DeepSpeed's stage 0 clips by a norm without"),
+    (["+actor_train.model_args.lora_target='q_proj,v_proj'"], "lora_target is q_proj,v_proj: with frozen experts"),
+    ([f"+{DEEPSPEED}.tensor_parallel.autotp_size=2"], "tensor_parallel.autotp_size is 2"),
+    ([f"+{ZERO}.zero_hpz_partition_size=2"], "zero_hpz_partition_size would share a second copy"),
+    ([f"+{ZERO}.zero_quantized_weights=true", *ON_GPUS], "zero_quantized_weights is true"),
+    (
+        [f"+{ZERO}.offload_optimizer.device=nvme", f"+{ZERO}.offload_optimizer.nvme_path=/tmp"],
+        "offload_optimizer.device is nvme",
+    ),
+    ([f"{ZERO}.stage=2", f"+{ZERO}.reduce_scatter=false"], "reduce_scatter is false"),
+    ([f"{ZERO}.stage=1", f"{ZERO}.contiguous_gradients=false"], "contiguous_gradients is false"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "value"), TOGETHER, ids=lambda value: value if isinstance(value, str) else "")
+def test_divided_experts_refuse_by_name(
+    faults_of: Callable[..., tuple[Fault, ...]], experts: Path, overrides: list[str], value: str
+) -> None:
+    faults = faults_of(f"pretrain={experts}", *OVER_RANKS, *overrides)
+    assert_fault(faults, f"{BLOCK}.autoep_size", "not_supported", value, "set only one of the two")
+
+
+def test_experts_must_fit_model_and_ranks(faults_of: Callable[..., tuple[Fault, ...]], experts: Path) -> None:
+    place = f"{BLOCK}.autoep_size"
+    assert_fault(faults_of(*OVER_RANKS), place, "no_effect", "the model has no experts", "remove it")
+    of_three = [f"pretrain={experts}", f"+{DEEPSPEED}.expert_parallel.autoep_size=3", "+actor_train.world_size=4"]
+    faults = faults_of(*of_three)
+    assert_fault(faults, place, "not_divisible", "8 experts cannot be divided evenly among 3", "a divisor of 8")
+    assert_fault(faults, place, "not_divisible", "actor_train has 4 rank(s)", "a divisor of the ranks")
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "value"),
+    [
+        ("route_norm=true", "not_supported", "own router"),
+        ("autoep_sise=2", "unknown_key", "did you mean 'autoep_size'"),
+    ],
+)
+def test_other_keys_of_autoep_are_refused(
+    faults_of: Callable[..., tuple[Fault, ...]], experts: Path, key: str, code: Any, value: str
+) -> None:
+    faults = faults_of(f"pretrain={experts}", *OVER_RANKS, f"+{DEEPSPEED}.expert_parallel.{key}")
+    assert_fault(faults, f"{BLOCK}.{key.partition('=')[0]}", code, value, "autoep_size and enabled")
+
+
+def test_experts_over_ranks_are_accepted(judged: Callable[..., str | None], experts: Path) -> None:
+    said = judged(f"pretrain={experts}", *OVER_RANKS, f"+{DEEPSPEED}.expert_parallel.enabled=true")
+    assert "expert_parallel" not in (said or "")

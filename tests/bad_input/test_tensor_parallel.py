@@ -121,11 +121,11 @@ CASES = [
         "use ZeRO-3, tensor_parallel",
     ),
     (
-        [f"+{DEEPSPEED}.expert_parallel={{enabled: true}}"],
-        "strategy_config.expert_parallel",
+        [f"+{DEEPSPEED}.autoep_size=2"],
+        "strategy_config.autoep_size",
         "not_supported",
-        "finds no experts",
-        "use ZeRO-3",
+        "belongs in the block expert_parallel",
+        "expert_parallel: {autoep_size",
     ),
     (
         [f"+{DEEPSPEED}.autotp_size=2"],

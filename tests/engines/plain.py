@@ -60,6 +60,7 @@ def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> li
     """Make one AdamW update per batch. The loss is the mean over the response tokens of the batch."""
     arguments = model_args(Case(stage=0, lora=lora))
     loaded = load_causal_model(str(folder), arguments, packed=False)
+    loaded.set_experts_implementation("eager")  # torch has no grouped product in float64
     model = (add_lora(loaded, arguments, SEED) if lora else loaded).double()
     trains = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [

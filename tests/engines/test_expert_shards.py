@@ -121,10 +121,14 @@ def test_ranks_use_other_experts(expert_model: Path, batch: TrainBatch) -> None:
     assert used[0] != used[1]
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_an_update_is_that_by_hand(stage: int, expert_model: Path, batch: TrainBatch, tmp_path: Path) -> None:
-    for ranks in (1, 2):
-        seen = run(ranks, Case(stage, False), COEFFICIENT, expert_model, batch, tmp_path / str(ranks))
+@pytest.mark.parametrize(("stage", "divisors"), [(1, 1), (3, 1), (0, 2), (3, 2)])
+def test_an_update_is_that_by_hand(
+    stage: int, divisors: int, expert_model: Path, batch: TrainBatch, tmp_path: Path
+) -> None:
+    for ranks in (1, 2)[divisors - 1 :]:
+        seen = run(
+            ranks, Case(stage, False, expert_parallel=divisors), COEFFICIENT, expert_model, batch, tmp_path / str(ranks)
+        )
         expected, auxiliary = by_hand(expert_model, batch, parts(batch, ranks))
         assert_close(seen[0][0], expected, 1e-5)
         metrics = merge([result for _, result, _ in seen])

@@ -70,6 +70,8 @@ class Case:
     """Number of ranks that split the tokens of a micro-batch."""
     tensor_parallel: int = 1
     """Number of ranks that split the linear layers of the model."""
+    expert_parallel: int = 1
+    """Number of ranks that divide the experts among them."""
     overlap: bool = False
     """Tensor-parallel ranks overlap their all-reduces with computation."""
     share_inputs: bool = False
@@ -85,6 +87,7 @@ class Case:
         parts += ["dropout"] * (self.dropout > 0) + ["one micro-batch"] * self.whole + ["short"] * self.short
         parts += [f"over {self.sequence_parallel}"] * (self.sequence_parallel > 1)
         parts += [f"model over {self.tensor_parallel}"] * (self.tensor_parallel > 1) + ["overlapped"] * self.overlap
+        parts += [f"experts over {self.expert_parallel}"] * (self.expert_parallel > 1)
         parts += ["inputs shared"] * self.share_inputs + ["sums in fp32"] * self.fp32_sums
         return ", ".join(parts).replace(" ", "_")
 
@@ -158,6 +161,7 @@ def settings(case: Case, model: Path, seed: int, load: ModelLoader = load_policy
                 "zero_optimization": ZERO[case.stage],
                 "sequence_parallel_size": case.sequence_parallel,
                 "tensor_parallel": {"autotp_size": case.tensor_parallel, "tp_overlap_comm": case.overlap},
+                "expert_parallel": {"autoep_size": case.expert_parallel},
                 "activation_checkpointing": dict.fromkeys(
                     ("partition_activations", "cpu_checkpointing"), case.share_inputs
                 ),

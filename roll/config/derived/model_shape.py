@@ -161,6 +161,11 @@ class ModelShape:
         """Return the number of parameters in the forward pass of a token, with only the experts of the token."""
         return self._parameters(self.experts.per_token if self.experts else 0)
 
+    @property
+    def expert_parameters(self) -> int:
+        """Return the number of parameters of all routed experts; 0 without any."""
+        return self._parameters(self.experts.count) - self._parameters(0) if self.experts else 0
+
     def _parameters(self, experts: int) -> int:
         """Return the number of parameters with `experts` routed experts per layer."""
         attention = sum(rows * columns for rows, columns in self.attention_linears.values())

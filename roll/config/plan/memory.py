@@ -84,7 +84,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
     shape, zero = shape.part(traits.tensor_parallel * devices), traits.memory
     if isinstance(role, LearnerConfig):
         assert zero is not None, "a role that trains shards its states by ZeRO"
-        states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape)
+        states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape, traits.expert_parallel)
         wish, compiled = role.model_args.gradient_checkpointing, compiles(role.model_args, on_gpu=not plan.on_cpu)
         return RoleMemory(states | {"activations": activations(shape, tokens, width, wish, compiled)} | head, host)
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
@@ -97,9 +97,13 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
 
 
 def _training_states(
-    zero: ZeroMemory, ranks: int, role: LearnerConfig, shape: ModelShape
+    zero: ZeroMemory, ranks: int, role: LearnerConfig, shape: ModelShape, expert_parallel: int
 ) -> tuple[dict[str, int], int]:
-    """Return the bytes on the device by kind, and the bytes in host memory."""
+    """Return the bytes on the device by kind, and the bytes in host memory.
+
+    `expert_parallel` ranks divide the experts among them. ZeRO shards a rank's experts over the ranks with the same
+    ones, and the rest over all ranks. A rank thus has the same part of everything that is sharded.
+    """
     model = role.model_args
     full, width = shape.parameters, 4 if model.dtype == "fp32" else 2
     states = 8 if model.dtype == "fp32" and zero.stage == 0 else 12
@@ -107,11 +111,12 @@ def _training_states(
         full = shape.valuing_parameters
     trained = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else full
     held = full + trained if model.lora_target else full
+    elsewhere = shape.expert_parameters * (expert_parallel - 1) // expert_parallel
     device = {
-        "weights": width * (held // (ranks if zero.stage == 3 else 1) + secondary(zero, held)),
-        "gradients": width * trained // (ranks if zero.stage >= 2 else 1),
-        "optimizer": states * trained // (ranks if zero.stage >= 1 else 1),
-        "buffers": width * (gathered_parameters(zero, shape, ranks) + zero.bucket_numbers),
+        "weights": width * (held // ranks if zero.stage == 3 else held - elsewhere) + width * secondary(zero, held),
+        "gradients": width * trained // ranks if zero.stage >= 2 else width * (trained - elsewhere),
+        "optimizer": states * trained // ranks if zero.stage >= 1 else states * (trained - elsewhere),
+        "buffers": width * (gathered_parameters(zero, shape, ranks, elsewhere) + zero.bucket_numbers),
     }
     host = 0
     if zero.optimizer_on != "none":
@@ -139,11 +144,13 @@ def host_bytes_unless_offloaded(zero: ZeroMemory, width: int) -> int:
     return width * (1 if zero.stage == 3 else 2) + (0 if zero.optimizer_on == "nvme" else 4)
 
 
-def gathered_parameters(zero: ZeroMemory, shape: ModelShape, ranks: int) -> int:
-    """Return the most parameters that stage 3 gathers on a rank at a time: at least the embedding's or the head's."""
+def gathered_parameters(zero: ZeroMemory, shape: ModelShape, ranks: int, elsewhere: int = 0) -> int:
+    """Return the most parameters that stage 3 gathers on a rank at a time: at least the embedding's or the head's, and
+    never the experts `elsewhere`, on other ranks.
+    """
     if zero.stage < 3 or ranks == 1:
         return 0
-    return min(shape.parameters, max(zero.live_parameters, shape.vocab_size * shape.hidden_size))
+    return min(shape.parameters - elsewhere, max(zero.live_parameters, shape.vocab_size * shape.hidden_size))
 
 
 def layer_activations(shape: ModelShape, tokens: int, width: int, compiled: bool) -> int:

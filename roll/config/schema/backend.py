@@ -67,6 +67,8 @@ class BackendTraits:
     """Number of ranks that share the tokens of a micro-batch."""
     tensor_parallel: int = 1
     """Number of ranks, of one device each, that shard the model's linear layers."""
+    expert_parallel: int = 1
+    """Number of ranks that divide the experts of each layer among them. Each has micro-batches of its own."""
     pauses: bool = False
     """Whether it can leave its devices in the middle of a response and continue the response later."""
     loads_adapters: bool = False

@@ -30,7 +30,12 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig, RoleConfig
 from roll.errors import Fault
 from roll.registry import nearest
-from roll.training.deepspeed.settings import DeepSpeedConfig, TensorParallelConfig, ZeroOffloadConfig
+from roll.training.deepspeed.settings import (
+    DeepSpeedConfig,
+    ExpertParallelConfig,
+    TensorParallelConfig,
+    ZeroOffloadConfig,
+)
 
 QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
 OFFLOADS = {
@@ -57,6 +62,17 @@ REFUSED_TENSOR_KEYS: Mapping[str, str] = {
     "dtype": "model_args.dtype sets it",
 }
 """Keys of DeepSpeed's block `tensor_parallel` that are refused, with the reason."""
+EXPERT_KEYS = list(ExpertParallelConfig.model_fields)
+OTHER_EXPERT_KEYS = [
+    "preset_model", "moe_layer_pattern", "router_pattern", "expert_pattern", "expert_tensor_parallel_size",
+    "validate_folding_routing", "async_split_plan", "use_grouped_mm", "disable_triton_grouped_mm", "route_norm",
+    "route_scale", "score_apply", "score_func", "combine_impl", "row_weighting_impl", "gate_up_impl", "comm_backend",
+    "comm_num_sm", "comm_qp_margin", "comm_max_tokens_per_rank", "num_expert_groups", "num_limited_groups", "top_k",
+    "load_balance_coeff", "routed_scaling_factor", "expert_w1", "expert_w2", "expert_w3", "num_experts_attr",
+    "top_k_attr", "has_shared_experts", "shared_experts_pattern", "shared_experts_gate_pattern", "expert_activation",
+]  # fmt: skip
+"""Keys of DeepSpeed's block `expert_parallel` that are refused."""
+BY_MODEL = "the model's own router and configuration, and roll's device, determine it"
 ONLY_TRAINING = "remove it; only deepspeed_train has it"
 DIVISOR = "set it to a divisor of all of them"
 RISES = one_of("log", "linear")
@@ -135,6 +151,8 @@ def train_faults(
             of_delta = shape is not None and shape.delta is not None
             remedy = "remove it: ZeRO-3 shards the weights of every layer" if of_delta else DIVISOR
             yield Fault(place, f"{size}, but {why}", remedy, "not_supported" if of_delta else "not_divisible")
+    if settings.expert_parallel_size > 1:
+        yield from _expert_parallel(settings, where, name, role, shape)
 
 
 def infer_faults(settings: DeepSpeedConfig, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -150,6 +168,9 @@ def infer_faults(settings: DeepSpeedConfig, name: str, role: RoleConfig) -> Iter
     if (size := settings.tensor_parallel_size) > 1:
         problem = f"{size}, but deepspeed_infer shards the model with ZeRO-3"
         yield Fault(f"{where}.tensor_parallel.autotp_size", problem, ONLY_TRAINING, "not_supported")
+    if (size := settings.expert_parallel_size) > 1:
+        problem = f"{size}, but deepspeed_infer shards experts with ZeRO-3"
+        yield Fault(f"{where}.expert_parallel.autoep_size", problem, ONLY_TRAINING, "not_supported")
 
 
 def _shared_faults(settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -161,6 +182,8 @@ def _shared_faults(settings: DeepSpeedConfig, where: str, name: str, role: RoleC
     yield from _recomputing(settings, f"{where}.activation_checkpointing", name, role)
     if settings.tensor_parallel:
         yield from _tensor_parallel_keys(settings.tensor_parallel, f"{where}.tensor_parallel")
+    if settings.expert_parallel:
+        yield from _expert_parallel_keys(settings.expert_parallel, f"{where}.expert_parallel")
 
 
 def _blocks(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
@@ -407,6 +430,57 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
             )
             yield Fault(where, problem, "set only one of the two", "exclusive")
     yield from _uneven_replicas(where, name, role, size, settings.sequence_parallel_size)
+
+
+def _expert_parallel_keys(block: ExpertParallelConfig, where: str) -> Iterator[Fault]:
+    for key, value in (block.model_extra or {}).items():
+        known = key in OTHER_EXPERT_KEYS
+        problem = f"{value!r}, but {BY_MODEL}" if known else f"unknown key, with the value {value!r}"
+        problem += "" if known else nearest(key, EXPERT_KEYS)
+        remedy = f"remove it; the block has the keys {' and '.join(EXPERT_KEYS)}"
+        yield Fault(f"{where}.{key}", problem, remedy, "not_supported" if known else "unknown_key")
+
+
+def _expert_parallel(
+    settings: DeepSpeedConfig, where: str, name: str, role: RoleConfig, shape: ModelShape | None
+) -> Iterator[Fault]:
+    """Check the size against the model, the ranks and the other keys."""
+    size, place = settings.expert_parallel_size, f"{where}.expert_parallel.autoep_size"
+    if shape and shape.experts is None:
+        yield Fault(place, f"{size}, but the model has no experts", "remove it", "no_effect")
+    elif shape and shape.experts and shape.experts.count % size:
+        problem = f"{size}, but {shape.experts.count} experts cannot be divided evenly among {size} ranks"
+        yield Fault(place, problem, f"set it to a divisor of {shape.experts.count}", "not_divisible")
+    if ranks(role) % size:
+        problem = f"{size}, but {name} has {ranks(role)} rank(s), which are not a whole number of such groups"
+        remedy = "give a divisor of the ranks, or change device_mapping (on the CPU: world_size)"
+        yield Fault(place, problem, remedy, "not_divisible")
+    for why in _without_experts(settings, role):
+        yield Fault(place, f"{size}, but {why}", "set only one of the two", "not_supported")
+
+
+def _without_experts(settings: DeepSpeedConfig, role: RoleConfig) -> Iterator[str]:
+    """Yield why expert parallelism does not combine with keys that are set."""
+    zero, model = settings.zero_optimization, role.model_args
+    extra = zero.model_extra or {}
+    if zero.stage == 0 and model.dtype != "fp32":
+        yield f"in {model.dtype} DeepSpeed's stage 0 clips by a norm without the experts (stages 1 to 3 do not)"
+    if model.lora_target:
+        yield (
+            f"lora_target is {model.lora_target}: with frozen experts DeepSpeed's stages 1 and 2 do not start, and "
+            f"stage 3 writes no checkpoint"
+        )
+    if settings.tensor_parallel_size > 1:
+        yield f"tensor_parallel.autotp_size is {settings.tensor_parallel_size}, and the two were not tested together"
+    if zero.memory.secondary_ranks > 1:
+        yield "zero_hpz_partition_size would share a second copy of the experts among ranks with other experts"
+    if quantised := [key for key in QUANTISED if extra.get(key) is True]:
+        yield f"{quantised[0]} is true, and was not tested with it"
+    if on_nvme := [key for key, block in zero.offloads.items() if block.device == "nvme"]:
+        yield f"{on_nvme[0]}.device is nvme, from which DeepSpeed writes no checkpoint of experts"
+    for key in ("contiguous_gradients", "reduce_scatter"):
+        if extra.get(key) is False and zero.stage in (1, 2):
+            yield f"{key} is false, which DeepSpeed does not support with experts"
 
 
 def optimizer_faults(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Iterator[Fault]:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from deepspeed.checkpoint import ds_to_universal
+from deepspeed.checkpoint.constants import AUTOEP_LAYERS_KEY
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils import zero_to_fp32
@@ -130,15 +131,17 @@ def random_file(folder: Path, rank: int) -> Path:
     return folder / f"random_rank{rank}.pt"
 
 
-def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> bool:
+def load_states(engine: Any, folder: Path, world_size: int, strict: bool, divisors: int = 1) -> bool:
     """Restore weights, optimizer and schedule. Return whether the random states of the ranks can also be restored.
+
+    Args:
+        divisors: Number of ranks that divide the experts of each layer among them.
 
     Raises:
         CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another
-            degree of tensor parallelism, or optimizer states in another place (memory or NVMe); it is universal, and
-            the run uses
-                ZeRO-0, tensor parallelism
-            or optimizer states on NVMe; or a file would execute code when loaded.
+            degree of tensor or expert parallelism, or optimizer states in another place (memory or NVMe); it is
+            universal, and the run uses ZeRO-0, tensor or expert parallelism or optimizer states on NVMe; or a file
+            would execute code when loaded.
     """
     swaps = engine.zero_nvme_offload_optimizer()
     if (folder / UNIVERSAL).is_dir():
@@ -154,6 +157,11 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
         if engine.autotp_size() > 1:
             raise CheckpointError(
                 f"{folder} is a universal checkpoint, which cannot be loaded with tensor_parallel: remove it"
+            )
+        if (divided := _has_divided_experts(folder)) != (divisors > 1):
+            raise CheckpointError(
+                f"{folder} was written {'with' if divided else 'without'} expert_parallel: resume "
+                f"{'with an autoep_size above 1' if divided else 'without it'}"
             )
         _load_universal(engine, folder)
         return False
@@ -176,6 +184,10 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool) -> boo
     if (written := parts(folder)) != max(1, engine.autotp_size()):
         raise CheckpointError(
             f"{folder} was written with an autotp_size of {written}: resume with the same autotp_size"
+        )
+    if (written := experts_over(folder)) != divisors:
+        raise CheckpointError(
+            f"{folder} was written with an autoep_size of {written}: resume with the same autoep_size"
         )
     with nothing_runs(folder):
         engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
@@ -235,6 +247,22 @@ def parts(checkpoint: Path) -> int:
     return len({file.name.rpartition("mp_rank_")[2] for file in (checkpoint / TAG).glob("*mp_rank_*_model_states.pt")})
 
 
+def experts_over(checkpoint: Path) -> int:
+    """Return the degree of expert parallelism with which a checkpoint was written. Raises CheckpointError, see
+    `nothing_runs`.
+    """
+    for file in sorted((checkpoint / TAG).glob("*model_states.pt")):
+        if not file.name.startswith("layer_"):  # the file of one expert
+            layers = load(file, mapped=True).get(AUTOEP_LAYERS_KEY) or [{"ep_size": 1}]
+            return int(layers[0]["ep_size"])
+    return 1
+
+
+def _has_divided_experts(universal: Path) -> bool:
+    """Return whether a universal checkpoint was written with expert parallelism, and has AutoEP's names of experts."""
+    return any((universal / UNIVERSAL / "zero").glob("*.experts.w1"))
+
+
 def _load_universal(engine: Any, folder: Path) -> None:
     # DeepSpeed reads this from its configuration, which had to be complete before the engine was built.
     engine._config.load_universal_checkpoint = True
@@ -261,7 +289,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
         CheckpointError: the checkpoint was written with ZeRO-0 (which does not shard states), with tensor parallelism,
             or with optimizer states on NVMe; or a file would execute code when loaded.
     """
-    _check_complete(checkpoint)
+    _check_whole_layers(checkpoint)
     if zero_stage(checkpoint) == 0:
         raise CheckpointError(
             f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: use one "
@@ -282,6 +310,16 @@ def to_universal(checkpoint: Path, out: Path) -> None:
 
 
 def _check_complete(checkpoint: Path) -> None:
+    """Raise CheckpointError if a checkpoint cannot be read as whole tensors."""
+    _check_whole_layers(checkpoint)
+    if (count := experts_over(checkpoint)) > 1:
+        raise CheckpointError(
+            f"{checkpoint} was written with an autoep_size of {count}, and holds the experts in parts: resume the run "
+            f"on the same ranks; it exports the whole model when it ends"
+        )
+
+
+def _check_whole_layers(checkpoint: Path) -> None:
     if (count := parts(checkpoint)) > 1:
         raise CheckpointError(
             f"{checkpoint} was written with an autotp_size of {count}, and holds each tensor in parts: resume the run "

@@ -141,6 +141,23 @@ class TensorParallelConfig(StrictConfig):
     )
 
 
+class ExpertParallelConfig(StrictConfig):
+    """DeepSpeed's block `expert_parallel` (AutoEP).
+
+    It divides the routed experts of a mixture of experts among ranks.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    __pydantic_extra__: dict[str, Passed]
+
+    autoep_size: Ranks = Field(
+        1,
+        description="`deepspeed_train`: number of consecutive ranks that have all experts together, each with its own "
+        "micro-batches; 1 divides nothing. See docs/deepspeed.md for its requirements.",
+    )
+    enabled: bool = Field(True, description="DeepSpeed's key; `false` divides nothing.")
+
+
 class DeepSpeedConfig(BackendConfig):
     """DeepSpeed's configuration.
 
@@ -187,6 +204,7 @@ class DeepSpeedConfig(BackendConfig):
     )
     aio: dict[str, Any] | None = Field(None, description="DeepSpeed's block for asynchronous I/O, for offload to NVMe.")
     tensor_parallel: TensorParallelConfig | None = Field(None, description="Settings of tensor parallelism (AutoTP).")
+    expert_parallel: ExpertParallelConfig | None = Field(None, description="Settings of expert parallelism (AutoEP).")
     zero_allow_untested_optimizer: Literal[True] | None = Field(
         None, description="Always `true`, because roll creates the optimizer."
     )
@@ -205,6 +223,11 @@ class DeepSpeedConfig(BackendConfig):
     def tensor_parallel_size(self) -> int:
         """Return the number of ranks that shard the model's linear layers."""
         return max(1, self.tensor_parallel.autotp_size) if self.tensor_parallel else 1
+
+    @property
+    def expert_parallel_size(self) -> int:
+        """Return the number of ranks that divide the experts of each layer among them."""
+        return self.expert_parallel.autoep_size if self.expert_parallel and self.expert_parallel.enabled else 1
 
     @property
     def swap_paths(self) -> dict[str, Path]:
@@ -311,6 +334,7 @@ class DeepSpeedTrainStrategyConfig(StrategyConfig):
             own_kernels=False,
             sequence_parallel=self.strategy_config.sequence_parallel_size,
             tensor_parallel=self.strategy_config.tensor_parallel_size,
+            expert_parallel=self.strategy_config.expert_parallel_size,
             memory=self.strategy_config.zero_optimization.memory,
             swap_folders=tuple(self.strategy_config.swap_paths.values()),
         )

@@ -19,6 +19,7 @@ import torch
 from deepspeed.runtime import lr_schedules
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils import cpp_extension
 from torch.utils.cpp_extension import load
@@ -33,6 +34,7 @@ from roll.models.routers import expert_blocks
 from roll.models.sequence_parallel import SequenceGroup, not_shared_out
 from roll.system.own_folder import own_folder, remove_ownerless
 from roll.system.signs import announce
+from roll.training.deepspeed.experts import expert_group, total_norm
 from roll.training.deepspeed.extension_locks import turn_to_compile
 from roll.training.deepspeed.settings import DeepSpeedConfig
 from roll.weight_sync.store import open_store
@@ -127,15 +129,20 @@ def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[st
     """Group the trained parameters by learning rate and weight decay.
 
     Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rate. There are no
-    empty groups, because DeepSpeed cannot partition them.
+    empty groups, because DeepSpeed cannot partition them. Experts that ranks divide among them have groups of their
+    own, with DeepSpeed's mark, because their states are sharded over other ranks.
     """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, str | None], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             own = training.lora_learning_rate if "lora_" in name else None
             rate = training.learning_rate if own is None else own
-            groups.setdefault((rate, training.weight_decay if is_matrix(parameter) else 0.0), []).append(parameter)
-    return [{"params": chosen, "lr": rate, "weight_decay": decay} for (rate, decay), chosen in groups.items()]
+            decay = training.weight_decay if is_matrix(parameter) else 0.0
+            groups.setdefault((rate, decay, getattr(parameter, "group_name", None)), []).append(parameter)
+    return [
+        {"params": chosen, "lr": rate, "weight_decay": decay} | ({"moe": True, "name": ranks} if ranks else {})
+        for (rate, decay, ranks), chosen in groups.items()
+    ]
 
 
 class Lion(Optimizer):
@@ -216,8 +223,10 @@ class Muon(Optimizer):
             part.step()
 
 
-def finite_only(kind: type[Optimizer]) -> type[Optimizer]:
+def finite_only(kind: type[Optimizer], experts_over: ProcessGroup | None = None) -> type[Optimizer]:
     """Return a subclass of an optimizer that skips updates with a non-finite gradient.
+
+    The ranks of `experts_over`, which divide experts among them, skip an update together.
 
     DeepSpeed checks gradients if it wraps the optimizer, but in fp32 without ZeRO it does not wrap the optimizer. Even
     then it reads the optimizer's attribute `overflow`. If that is true, it counts the update as skipped and does not
@@ -228,8 +237,12 @@ def finite_only(kind: type[Optimizer]) -> type[Optimizer]:
         overflow = False
 
         def step(self, closure: Any = None) -> Any:
-            gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            self.overflow = not bool(torch.isfinite(nn.utils.get_total_norm(gradients)))
+            trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+            if experts_over is None:
+                norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            else:
+                norm = total_norm(trained, experts_over)
+            self.overflow = not bool(torch.isfinite(norm))
             return None if self.overflow else super().step(closure)
 
     Checked.__name__ = f"Checked{kind.__name__}"
@@ -245,10 +258,12 @@ class Place:
     """ZeRO stage."""
     offloaded: bool
     """Whether states and master weights are in host memory while the model is on a GPU."""
+    experts_over: ProcessGroup | None = None
+    """The ranks that divide experts among them, if any do."""
 
     def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
         """Return the optimizer's class. With ZeRO stage 0, it skips updates with a non-finite gradient."""
-        return finite_only(optimizer) if self.stage == 0 else optimizer
+        return finite_only(optimizer, self.experts_over) if self.stage == 0 else optimizer
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
@@ -447,6 +462,7 @@ def engine_config(config: DeepSpeedConfig, dtype: str, max_grad_norm: float | No
     # DeepSpeed must not see this key. Without it, DeepSpeed averages gradients over all ranks, and the trainer scales
     # losses for that.
     del out["sequence_parallel_size"]
+    out.pop("expert_parallel", None)  # the layers are already replaced
     if config.tensor_parallel_size == 1:
         out.pop("tensor_parallel", None)
     out.pop("train_batch_size", None)
@@ -480,5 +496,7 @@ def optimizer_and_schedule(
     zero = config.zero_optimization
     # On the CPU everything is in host memory anyway, and torch's optimizers need no compiler.
     offloaded = rank.device == "cuda" and zero.offload_optimizer is not None and zero.offload_optimizer.device != "none"
-    optimizer = make_optimizer(model, training, Place(rank, zero.stage, offloaded))
+    size = config.expert_parallel_size
+    over = expert_group(size) if size > 1 else None
+    optimizer = make_optimizer(model, training, Place(rank, zero.stage, offloaded, over))
     return optimizer, make_schedule(optimizer, training, total_updates)

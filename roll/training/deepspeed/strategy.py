@@ -72,6 +72,7 @@ from roll.models.packed import PackedModel, PackedPolicy, packed_inputs, score, 
 from roll.models.routers import RouterLoss, balanced_routers
 from roll.models.weights import WeightView
 from roll.system.signs import announce
+from roll.training.deepspeed.experts import WholeExperts, clip_whole_norm, expert_group, share_experts
 from roll.training.deepspeed.files import TAG, load, load_states, random_file
 from roll.training.deepspeed.finite import FiniteWatch
 from roll.training.deepspeed.settings import TrainSettings
@@ -350,6 +351,9 @@ class DeepSpeedTrain:
         for buffer in model.buffers():  # DeepSpeed does not move the buffers of a model that was sharded during loading
             buffer.data = buffer.data.to(rank.device)
         self._is_lora = model_args.lora_target is not None
+        self._divisors = settings.deepspeed.expert_parallel_size
+        if self._divisors > 1:
+            share_experts(model.causal, self._divisors, model_args.dropout, rank)
         self._over = sequence_group(settings.deepspeed, model.causal, rank)
         self._balance = router_balance(settings.training, model.causal, rank)
         self._arrange_layers(model)
@@ -366,9 +370,16 @@ class DeepSpeedTrain:
                 model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
             )[0]
         undo_first_step(self._engine)
+        if self._divisors > 1:
+            clip_whole_norm(self._engine, settings.max_grad_norm, expert_group(self._divisors))
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
-        self._weights = whole_weights(self._engine, model.model, rank) if self._sharers > 1 else WeightView(model.model)
+        if self._sharers > 1:
+            self._weights: WeightView = whole_weights(self._engine, model.model, rank)
+        elif self._divisors > 1:
+            self._weights = WholeExperts(model.model, self._divisors)
+        else:
+            self._weights = WeightView(model.model)
 
     def _arrange_layers(self, model: PackedModel) -> None:
         """Set up activation checkpointing and compilation, before DeepSpeed adds its hooks."""
@@ -385,7 +396,7 @@ class DeepSpeedTrain:
                 keep_inputs(causal, partial(shared_inputs, bool(keeping.get("cpu_checkpointing"))))
             elif keeping.get("cpu_checkpointing"):
                 keep_inputs(causal, on_host)
-        if self._shards_at_load:
+        if self._shards_at_load and self._divisors == 1:
             gather_whole_experts(causal)
         if compiled:
             compile_layers(causal)
@@ -559,7 +570,8 @@ class DeepSpeedTrain:
         torch.save(states, random_file(folder, self._rank.rank))
 
     def load(self, folder: Path) -> None:
-        if not load_states(self._engine, folder, self._rank.world_size, strict=not self._is_lora):
+        ranks, strict = self._rank.world_size, not self._is_lora
+        if not load_states(self._engine, folder, ranks, strict, self._divisors):
             return
         states = load(random_file(folder, self._rank.rank))
         torch.set_rng_state(states["torch"])

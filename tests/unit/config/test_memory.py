@@ -40,6 +40,7 @@ def shape(tmp_path: Path) -> ModelShape:
 def trainer(stage: int, ranks: int, **keys: object) -> ActorTrainConfig:
     zero = {"stage": stage} | {key: value for key, value in keys.items() if key.startswith(("offload", "zero_"))}
     settings = {"zero_optimization": zero, "tensor_parallel": keys.pop("tensor_parallel", None)}
+    settings |= {"expert_parallel": keys.pop("expert_parallel", None)}
     return ActorTrainConfig.model_validate(
         {
             "model_args": {key: value for key, value in keys.items() if not key.startswith(("offload", "zero_"))},
@@ -279,3 +280,25 @@ def test_tensor_parallelism_divides_linear_layers_in_memory_estimate(shape: Mode
     whole = 2 * shape.vocab_size * shape.hidden_size + (2 * shape.num_hidden_layers + 1) * shape.hidden_size
     held = whole + (PUBLISHED_QWEN_7B - whole) // 4
     assert states(role, shape) == {"weights": 2 * held, "gradients": 2 * held, "optimizer": 12 * held // 2}
+
+
+def test_a_rank_holds_its_part_of_the_experts(tmp_path: Path) -> None:
+    mixture = QWEN_7B | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps(mixture | {"moe_intermediate_size": 768}))
+    shape = read_shape(tmp_path / "config.json")
+    assert shape is not None
+    assert shape.expert_parameters == 28 * 8 * 3 * 3584 * 768
+    shared, other = {"autoep_size": 2}, shape.parameters - shape.expert_parameters
+    here = other + shape.expert_parameters // 2
+    assert states(trainer(1, 4, expert_parallel=shared), shape) == {
+        "weights": 2 * here,
+        "gradients": 2 * here,
+        "optimizer": 12 * shape.parameters // 4,
+    }
+    assert states(trainer(3, 4, expert_parallel=shared), shape) == states(trainer(3, 4), shape)
+    gathered = [
+        estimate(place("actor_train", role, 6144), role, shape, 6144).device["buffers"]
+        for role in (trainer(3, 4), trainer(3, 4, expert_parallel=shared))
+    ]
+    live = [min(10**9, numbers) for numbers in (shape.parameters, here)]
+    assert [size - 10**9 for size in gathered] == [2 * numbers for numbers in live], "and a reduction bucket"
