@@ -45,6 +45,7 @@ from roll.runs.ending import RunEnding
 from roll.runs.hub import check_upload, upload
 from roll.runs.interrupt import Interrupt
 from roll.runs.run_context import Loop, PreparedRun, RunContext
+from roll.runs.stored.start import in_store, settle
 from roll.system.event_loop import guarded, run_in_loop
 from roll.system.imports import importing
 from roll.system.own_folder import keep_aside
@@ -152,10 +153,11 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
     with Interrupt() as interrupt, ExitStack() as stack:
         store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
         stack.enter_context(store.held())  # Locked first, because a second run would write into the files of this one.
+        mirror = stack.enter_context(in_store(config, folder, store, interrupt.interruptible, life.driver))
         stack.enter_context(RunLog(folder, secrets.hide))
         ending = stack.enter_context(RunEnding(folder, secrets.hide))
         LOG.info("the plan:\n%s", plan_text(config, plan))
-        checkpointer = Checkpointer(config, store)
+        checkpointer = Checkpointer(config, store, mirror.submit if mirror else None)
         changed = _changed(config, checkpointer)
         check_upload(config.push_to_hub)
         life.driver("starting Ray")
@@ -190,6 +192,9 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
             context = RunContext(plan, session, checkpointer, tracker)
             reopen = partial(_reopened, stack, config, steps, life)
             run_in_loop(partial(_run, config, prepared.loop, context, early, interrupt, life, reopen))
+        if mirror:
+            settle(mirror, interrupt.interruptible, life.driver)  # also at the end, but here a failure is the run's
+            print(f"stored: {mirror.state}", flush=True)
         _upload(config, checkpointer.exported, interrupt, life)
 
 
