@@ -62,10 +62,10 @@ class Store:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """Bounds, in seconds, on what would else wait for minutes."""
+        """Bounds, in seconds, on what would else wait for minutes. s3fs itself repeats a request five times."""
         if urlsplit(self.address).scheme != "s3":
             return {}
-        return {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 3}}}
+        return {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}}
 
     def below(self, name: str) -> Store:
         """Return the part of this store below `name`."""

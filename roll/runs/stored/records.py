@@ -19,6 +19,8 @@ RECORD = ".store.json"
 """File of the local run folder, never uploaded: what it knows of its store."""
 UPLOADS = ".uploads"
 """Folder of the local run folder with hard links of the checkpoints that wait for their upload."""
+RAYS = Path("logs") / "ray"
+"""Ray's own logs: dozens of files that change all the time. They stay on the host."""
 OWN = {CHECKPOINTS, UPLOADS, RECORD, LEASE}
 Facts = tuple[int, int, int]
 """Inode, size in bytes and time of the last change in nanoseconds."""
@@ -93,6 +95,8 @@ class Records:
             if Path(folder) == self._folder:
                 folders[:] = [name for name in folders if not _is_own(name)]
                 files = [name for name in files if not _is_own(name)]
+            if Path(folder) == (self._folder / RAYS).parent:
+                folders[:] = [name for name in folders if name != RAYS.name]
             for path in (Path(folder) / name for name in files):
                 if not path.is_symlink() and path.is_file() and (facts := _facts(path)):
                     found[path.relative_to(self._folder).as_posix()] = facts

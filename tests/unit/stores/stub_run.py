@@ -84,12 +84,8 @@ def run(words: list[str]) -> None:
     loaded: list[Config] = []
     compose([*keys, "track_with=none"], lambda composed, presets: loaded.append(checked_config(composed, presets)))
     # A store that fails is given up at once, and a holder of the lease that has gone is noticed soon.
-    mirror.PATIENCE, mirror.BACK_OFF, lease.BEAT, lease.SETTLE = (
-        limits.EXPIRY,
-        (limits.LOOK,),
-        limits.EXPIRY,
-        limits.LOOK,
-    )
+    mirror.PATIENCE, mirror.BACK_OFF = limits.EXPIRY, (limits.LOOK,)
+    lease.BEAT, lease.SETTLE = limits.EXPIRY, limits.LOOK
     assemble.cluster = no_cluster
     assemble.early_groups = lambda config, plan, session: {}
     assemble.prepare_run = lambda config: PreparedRun(train, "rows", rows=4)

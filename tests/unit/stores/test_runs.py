@@ -22,19 +22,19 @@ def steps_in(address: str) -> list[int]:
 def test_killed_upload_leaves_no_half_checkpoint(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     assert one.run("output_dir=plain")[0] == 0
-    one.relay.act_at("/runs/killed/checkpoints/step_4.2/weights", "hold")
+    one.relay.act_at("/runs/killed/checkpoints/step_6.3/weights", "hold")
     run = one.start("output_dir=s3://runs/killed")
     assert one.relay.reached.wait(limits.PROCESS), run.log.read_text()
     files = Store("s3://runs/killed/checkpoints").sizes()
     run.kill()
-    assert steps_in("s3://runs/killed") == [2] and any(name.startswith("step_4.2/") for name in files)
+    assert steps_in("s3://runs/killed") == [2] and any(name.startswith("step_6.3/") for name in files)
     one.relay.pass_on()
 
     status, output = other.run("output_dir=s3://runs/killed")
     assert status == 0, output
     assert "resumed from step 2" in output
     assert other.losses("output/runs/killed") == one.losses("plain") and len(one.losses("plain")) == STEPS
-    assert steps_in("s3://runs/killed") == [6, 4]
+    assert steps_in("s3://runs/killed")[0] == STEPS
     names = Store("s3://runs/killed").sizes()
     assert {"metrics.jsonl", "config.yaml", "report.html", "export/weights", "end.json"} <= names.keys()
     assert LEASE not in names and "run" not in {name.partition("/")[0] for name in names}
@@ -46,7 +46,7 @@ def test_killed_upload_leaves_no_half_checkpoint(hosts: tuple[Host, Host]) -> No
 def test_failing_store_ends_run_with_remedy(hosts: tuple[Host, Host], action: str) -> None:
     one, other = hosts
     address = f"s3://runs/{action}"
-    one.relay.act_at(f"/runs/{action}/checkpoints/step_4.2/weights", action)
+    one.relay.act_at(f"/runs/{action}/checkpoints/step_6.3/weights", action)
     status, output = one.run(f"output_dir={address}")
     assert status == 3, output
     assert f"{address}/checkpoints: the newest checkpoint in the store is step 2" in output.replace("\n", " ")
@@ -80,9 +80,7 @@ def test_second_run_on_a_prefix_is_refused(hosts: tuple[Host, Host]) -> None:
     run = one.start("output_dir=s3://runs/shared")
     assert one.relay.reached.wait(limits.PROCESS), run.log.read_text()
     status, output = other.run("output_dir=s3://runs/shared")
-    assert (
-        status == 3 and "another run writes its checkpoints here" in output and f"process {run.process.pid}" in output
-    )
+    assert status == 3 and f"another run writes its checkpoints here (process {run.process.pid} on" in output
     one.relay.pass_on()
     assert "stored:" in run.end()[1]
 
@@ -100,7 +98,7 @@ def test_folder_left_behind_is_kept(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     assert one.run("output_dir=s3://runs/moved")[0] == 0
     assert other.run("output_dir=s3://runs/moved", "resume_from_checkpoint=never")[0] == 0
-    assert steps_in("s3://runs/moved") == [6, 4]
+    assert steps_in("s3://runs/moved")[0] == STEPS
     status, output = one.run("output_dir=s3://runs/moved")
     assert status == 0 and "was written by another host" in output, output
     assert (one.folder / "output/runs/moved.kept_1/checkpoints/step_6/weights").is_file()
