@@ -100,7 +100,7 @@ def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
     judges = [
         {"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env
     ]
-    stores = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "GOOGLE_", "GCS_"))}
+    stores = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "GOOGLE_", "FSSPEC_"))}
     return Secrets.of(config.model_dump(mode="json"), variables, judges, stores)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from roll.errors import RollError
+from roll.errors import CheckpointError, RollError
 from roll.runs.checkpoint.manifest import read_manifest
 from roll.runs.checkpoint.stored import Stored, StoredCheckpoints, stored_name
 from roll.runs.stored.records import RECORD, UPLOADS, Records
@@ -57,6 +57,8 @@ class Mirror:
         self._asked, self._done = 0, -1
         """Number of requests to upload the records, and of the last one that was fulfilled."""
         self._is_at_end = False
+        self.has_given_up = False
+        """Whether `settle` has raised RollError."""
 
     def __enter__(self) -> Mirror:
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
@@ -73,11 +75,18 @@ class Mirror:
 
         Args:
             best: step of the best checkpoint so far, which is kept in the store.
+
+        Raises:
+            CheckpointError: the local folder cannot be written.
         """
         manifest = read_manifest(checkpoint)
         linked = self._folder / UPLOADS / stored_name(manifest)
         shutil.rmtree(linked, ignore_errors=True)
-        shutil.copytree(checkpoint, linked, copy_function=_link)
+        try:
+            shutil.copytree(checkpoint, linked, copy_function=_link)
+        except OSError as error:
+            remedy = "free space or fix the folder, then start again"
+            raise CheckpointError(f"{linked}: cannot be written for the upload: {error}; {remedy}") from error
         with self._changes:
             passed = [one for one in self._waiting[1:] if one.step != best]
             self._waiting = [one for one in self._waiting if one not in passed]
@@ -120,6 +129,7 @@ class Mirror:
                     break
             if self._is_settled:
                 return
+        self.has_given_up = True
         raise RollError(
             f"{self.state}; the local copy is complete: {self._folder}; start the same command again on this machine, "
             f"and it uploads the rest"

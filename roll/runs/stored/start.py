@@ -82,6 +82,8 @@ def _until_end(
     try:
         yield mirror
     except BaseException:
+        if mirror.has_given_up:
+            raise
         # What ended the run is reported; here only what the store lacks is said.
         try:
             settle(mirror, interruptible, say)
