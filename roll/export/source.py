@@ -14,13 +14,12 @@ from roll.config.schema.model import DataConfig, ModelConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.runs.checkpoint.manifest import MANIFEST, verify_checkpoint
-from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpoint.store import CHECKPOINTS, CheckpointStore
 from roll.stores.models import local_model
 from roll.stores.store import StoreError
 from roll.tracking.history import read_starts
 
 CONFIG = "config.yaml"
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from roll.ray.liveness import RayNodes
 from roll.ray.role_signs import RoleActivity
 from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
-from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpoint.store import CHECKPOINTS, CheckpointStore
 from roll.runs.checkpointer import CONFIG_FILE, EXPORT_MARK, Checkpointer
 from roll.runs.early_processes import early_groups, is_trainer_side
 from roll.runs.ending import RunEnding
@@ -151,7 +151,7 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
     folder = _run_folder(config)
     secrets = secrets_of(config, plan.environment)
     with Interrupt() as interrupt, ExitStack() as stack:
-        store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
+        store = CheckpointStore(folder / CHECKPOINTS, config.keep_checkpoints)
         stack.enter_context(store.held())  # Locked first, because a second run would write into the files of this one.
         mirror = stack.enter_context(in_store(config, folder, store, interrupt.interruptible, life.driver))
         stack.enter_context(RunLog(folder, secrets.hide))

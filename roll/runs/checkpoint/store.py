@@ -27,6 +27,8 @@ from roll.system.own_folder import LockHeld, holding_lock, make_way
 
 LOG = logging.getLogger(__name__)
 
+CHECKPOINTS = "checkpoints"
+"""Name of the folder in a run folder, and of the prefix in a store."""
 _CHECKPOINT = re.compile(r"step_\d+")
 _LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
 TORCH_WRITER = "inline_container.cc"

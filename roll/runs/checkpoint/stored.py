@@ -18,11 +18,10 @@ from pathlib import Path
 
 from roll.errors import CheckpointError
 from roll.runs.checkpoint.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from roll.runs.checkpoint.store import CHECKPOINTS
 from roll.stores.store import Store
 
 LOG = logging.getLogger(__name__)
-CHECKPOINTS = "checkpoints"
-"""Name of the folder, in the store and in the run folder."""
 _NAME = re.compile(r"step_\d+\.\d+")
 AT_ONCE = 8
 """Number of files that are uploaded or downloaded at the same time."""

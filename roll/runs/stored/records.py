@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from roll.errors import CheckpointError
-from roll.runs.checkpoint.stored import CHECKPOINTS, at_once
+from roll.runs.checkpoint.store import CHECKPOINTS
+from roll.runs.checkpoint.stored import at_once
 from roll.runs.checkpointer import EXPORT, EXPORT_MARK
 from roll.stores.lease import LEASE
 from roll.stores.store import Store

@@ -13,8 +13,8 @@ from pathlib import Path
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError
 from roll.runs.checkpoint.manifest import MANIFEST
-from roll.runs.checkpoint.store import CheckpointStore
-from roll.runs.checkpoint.stored import CHECKPOINTS, Stored, StoredCheckpoints
+from roll.runs.checkpoint.store import CHECKPOINTS, CheckpointStore
+from roll.runs.checkpoint.stored import Stored, StoredCheckpoints
 from roll.runs.stored.mirror import Mirror, read_record, write_record
 from roll.runs.stored.records import UPLOADS, Records
 from roll.stores.address import local_folder
