@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeGuard
 from urllib.parse import urlsplit
 
 from roll.errors import Fault
@@ -17,7 +18,7 @@ ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 EXAMPLE = "s3://bucket/prefix, gs://bucket/prefix or file:///folder"
 
 
-def is_address(text: object) -> bool:
+def is_address(text: object) -> TypeGuard[str]:
     """Return whether a value has the form of an address: it begins with a scheme and `://`."""
     return isinstance(text, str) and ADDRESS.match(text) is not None
 

@@ -11,6 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from tests import limits
@@ -82,9 +83,7 @@ def server() -> Iterator[int]:
         running.start()
         _, port = running.get_host_and_port()
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        import s3fs
-
-        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("runs")
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("runs")
         yield port
         running.stop()
 

@@ -9,6 +9,7 @@ import pytest
 
 from roll.config.load.stores import addresses, settle_stores
 from roll.errors import ConfigError
+from roll.pipeline import jobs_of
 from roll.stores import address as subject
 from roll.stores.address import address_fault, is_address, local_folder, missing_package
 
@@ -69,3 +70,25 @@ def test_addresses_of_models_are_found_in_roles() -> None:
     with pytest.raises(ConfigError) as refused:
         settle_stores({"rewards": {"math": {"model_args": {"model_name_or_path": "s3://models"}}}})
     assert refused.value.faults[0].place == "rewards.math.model_args.model_name_or_path"
+
+
+def test_jobs_of_a_sweep_need_their_own_store() -> None:
+    words = ["--config-name", "tiny/tiny_warm_up", "--multirun", "seed=1,2", "output_dir=out_${hydra:job.num}"]
+    with pytest.raises(ConfigError) as refused:
+        jobs_of([*words, "output_store=file:///tmp/one", "dry_run=true"])
+    assert [(fault.place, fault.code) for fault in refused.value.faults] == [("output_store", "duplicate")]
+
+
+def test_model_that_its_store_lacks_is_a_fault() -> None:
+    words = ["--config-name", "tiny/tiny_warm_up", "pretrain=file:///no/such/model"]
+    with pytest.raises(ConfigError) as refused:
+        jobs_of(words)
+    assert ("pretrain", "not_found") in {(fault.place, fault.code) for fault in refused.value.faults}
+    [(_, plan)] = jobs_of([*words, "dry_run=true"])
+    assert any("file:///no/such/model" in warning for warning in plan.warnings)
+
+
+def test_text_without_scheme_is_no_store() -> None:
+    with pytest.raises(ConfigError) as refused:
+        jobs_of(["--config-name", "tiny/tiny_warm_up", "output_store=./folder", "dry_run=true"])
+    assert [(fault.place, fault.code) for fault in refused.value.faults] == [("output_store", "malformed")]
