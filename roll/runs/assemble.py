@@ -45,7 +45,7 @@ from roll.runs.ending import RunEnding
 from roll.runs.hub import check_upload, upload
 from roll.runs.interrupt import Interrupt
 from roll.runs.run_context import Loop, PreparedRun, RunContext
-from roll.runs.stored.start import in_store, settle
+from roll.runs.stored.start import finish_upload, in_store
 from roll.system.event_loop import guarded, run_in_loop
 from roll.system.imports import importing
 from roll.system.own_folder import keep_aside
@@ -192,9 +192,7 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
             context = RunContext(plan, session, checkpointer, tracker)
             reopen = partial(_reopened, stack, config, steps, life)
             run_in_loop(partial(_run, config, prepared.loop, context, early, interrupt, life, reopen))
-        if mirror:
-            settle(mirror, interrupt.interruptible, life.driver)  # also at the end, but here a failure is the run's
-            print(f"stored: {mirror.state}", flush=True)
+        finish_upload(mirror, interrupt.interruptible, life.driver)
         _upload(config, checkpointer.exported, interrupt, life)
 
 

@@ -15,7 +15,8 @@ from roll.stores.address import normal
 
 T = TypeVar("T")
 ACCESS = (
-    "check the credentials, AWS_PROFILE or AWS_ACCESS_KEY_ID (Google: GOOGLE_APPLICATION_CREDENTIALS), and the rights"
+    "check the rights, and the credentials: AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for Google, "
+    "GOOGLE_APPLICATION_CREDENTIALS"
 )
 REACH = "check the network, and AWS_ENDPOINT_URL for a store of another provider"
 

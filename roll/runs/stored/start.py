@@ -93,6 +93,20 @@ def _until_end(
     settle(mirror, interruptible, say)
 
 
+def finish_upload(
+    mirror: Mirror | None, interruptible: Callable[[], AbstractContextManager[None]], say: Callable[[str], None]
+) -> None:
+    """Wait until the store has the last checkpoint and the export, and say so, while the run can still fail by it.
+
+    Raises:
+        RollError: the store fails.
+        KeyboardInterrupt: a signal came.
+    """
+    if mirror is not None:
+        settle(mirror, interruptible, say)
+        print(f"stored: {mirror.state}", flush=True)
+
+
 def settle(
     mirror: Mirror, interruptible: Callable[[], AbstractContextManager[None]], say: Callable[[str], None]
 ) -> None:

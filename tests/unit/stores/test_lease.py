@@ -42,7 +42,7 @@ def test_lease_of_silent_host_is_taken_over(store: Store, monkeypatch: pytest.Mo
         held.check()
 
 
-def test_dead_process_of_this_host_is_not_waited_for(store: Store) -> None:
+def test_dead_process_of_this_host_loses_its_lease(store: Store) -> None:
     dead = replace(Holder.of_this_process(), born=0.0)
     store.write(LEASE, dead.encode())
     with Lease(store) as held:

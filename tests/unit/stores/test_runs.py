@@ -49,8 +49,8 @@ def test_failing_store_ends_run_with_remedy(hosts: tuple[Host, Host], action: st
     one.relay.act_at(f"/runs/{action}/checkpoints/step_6.3/weights", action)
     status, output = one.run(f"output_dir={address}")
     assert status == 3, output
-    assert f"{address}/checkpoints: the newest checkpoint in the store is step 2" in output.replace("\n", " ")
-    assert "start the same command again" in output and one.losses(f"output/runs/{action}")[-1][0] == STEPS
+    assert f"{address}/checkpoints: " in output and "in the store is step 2" in output
+    assert "same command again" in output and one.losses(f"output/runs/{action}")[-1][0] == STEPS
     assert ("AWS_ACCESS_KEY_ID" if action == "refuse" else "AWS_ENDPOINT_URL") in output
     one.relay.pass_on()
     assert steps_in(address) == [2]
@@ -71,7 +71,7 @@ def test_slow_store_does_not_stop_the_loop(hosts: tuple[Host, Host]) -> None:
     one.relay.pass_on()
     status, output = run.end()
     assert status == 0, output
-    assert "the checkpoint of step 4 is not uploaded" in output and steps_in("s3://runs/slow") == [6, 2]
+    assert "step 4 is not uploaded" in output and steps_in("s3://runs/slow") == [6, 2]
 
 
 def test_second_run_on_a_prefix_is_refused(hosts: tuple[Host, Host]) -> None:
@@ -80,7 +80,7 @@ def test_second_run_on_a_prefix_is_refused(hosts: tuple[Host, Host]) -> None:
     run = one.start("output_dir=s3://runs/shared")
     assert one.relay.reached.wait(limits.PROCESS), run.log.read_text()
     status, output = other.run("output_dir=s3://runs/shared")
-    assert status == 3 and f"another run writes its checkpoints here (process {run.process.pid} on" in output
+    assert status == 3 and f"(process {run.process.pid} on" in output
     one.relay.pass_on()
     assert "stored:" in run.end()[1]
 
@@ -100,7 +100,7 @@ def test_folder_left_behind_is_kept(hosts: tuple[Host, Host]) -> None:
     assert other.run("output_dir=s3://runs/moved", "resume_from_checkpoint=never")[0] == 0
     assert steps_in("s3://runs/moved")[0] == STEPS
     status, output = one.run("output_dir=s3://runs/moved")
-    assert status == 0 and "was written by another host" in output, output
+    assert status == 0 and "by another host" in output, output
     assert (one.folder / "output/runs/moved.kept_1/checkpoints/step_6/weights").is_file()
     newest = StoredCheckpoints(Store("s3://runs/moved"), keep=2).complete()[0]
     assert newest.manifest.sequence == 6, "three of the first run, and three of the one that started over"
