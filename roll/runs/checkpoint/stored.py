@@ -120,8 +120,10 @@ class StoredCheckpoints:
     def _remove(self, name: str, sizes: Mapping[str, int]) -> None:
         """Remove the manifest first, so that what is left at any time is no checkpoint."""
         self._check()
-        rest = [file for file in sizes if file != MANIFEST]
-        self._store.below(name).remove([*([MANIFEST] if MANIFEST in sizes else []), *rest])
+        part = self._store.below(name)
+        if MANIFEST in sizes:
+            part.remove([MANIFEST])
+        at_once(lambda file: part.remove([file]), [file for file in sizes if file != MANIFEST])
 
     def _listed(self) -> dict[str, dict[str, int]]:
         """Return the sizes of the files of everything that is named like a checkpoint, by its name."""

@@ -63,7 +63,7 @@ def test_store_that_fails_keeps_whole_checkpoints(tmp_path: Path, last: int) -> 
         try:
             stored.upload(newer)
         except StoreError:
-            assert last < 4, "two files, the manifest, and the removal of the older one"
+            assert last < 6, "two files and the manifest are written, and three files of the older one removed"
     assert read(stored, tmp_path / "read")[0] == (2 if last < 3 else 4)
 
     stored.clean()
