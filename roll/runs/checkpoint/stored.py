@@ -60,7 +60,7 @@ class StoredCheckpoints:
 
     def __init__(self, store: Store, keep: int, check: Callable[[], None] = lambda: None) -> None:
         """`keep`: number of newest checkpoints to keep. `check` raises if another run has become the writer."""
-        self._store, self._keep, self._check = store.below(CHECKPOINTS), keep, check
+        self._store, self._keep, self.check = store.below(CHECKPOINTS), keep, check
         self.address = self._store.address
 
     def complete(self) -> list[Stored]:
@@ -88,7 +88,7 @@ class StoredCheckpoints:
         there = part.sizes()
         if wrong := [file for file, entry in manifest.files.items() if there.get(file) != entry.bytes]:
             raise CheckpointError(f"{part.address}: the store has another size than was written of {', '.join(wrong)}")
-        self._check()
+        self.check()
         part.write(MANIFEST, text)
         stored = Stored(name, text, manifest)
         self._rotate(best)
@@ -119,7 +119,7 @@ class StoredCheckpoints:
 
     def _remove(self, name: str, sizes: Mapping[str, int]) -> None:
         """Remove the manifest first, so that what is left at any time is no checkpoint."""
-        self._check()
+        self.check()
         part = self._store.below(name)
         if MANIFEST in sizes:
             part.remove([MANIFEST])

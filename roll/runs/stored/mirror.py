@@ -150,6 +150,7 @@ class Mirror:
                 asked = self._asked
             began = time.monotonic()
             try:
+                self._checkpoints.check()
                 self._records.push()
                 if waiting is not None:
                     self._upload(waiting)
