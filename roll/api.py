@@ -31,6 +31,7 @@ from roll.given.words import word_of
 from roll.registry import nearest
 from roll.runs.assemble import run_experiment
 from roll.runs.checkpointer import EXPORT
+from roll.stores.address import is_address, local_folder
 from roll.tracking.jsonl import METRICS_FILE, read_ends
 from roll.tracking.life import ActivityDisplay
 from roll.types import Metrics
@@ -137,7 +138,7 @@ def _folder(composed: DictConfig) -> Path:
         raise ConfigError(resolution_fault(error)) from None
     if not isinstance(folder, str) or not folder:
         raise ConfigError(Fault("output_dir", "missing", "give the folder of the run", "missing"))
-    return Path(folder).absolute() / FOLDER
+    return (local_folder(folder) if is_address(folder) else Path(folder)).absolute() / FOLDER
 
 
 def _in_python(fault: Fault) -> Fault:

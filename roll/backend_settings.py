@@ -6,10 +6,11 @@ A backend's block in the configuration implements the protocol of each job that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from roll.config.schema.model import ModelConfig, TrainingConfig
+from roll.stores.models import local_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from roll.models.packed import PackedModel
 
 S = TypeVar("S", covariant=True)
+T = TypeVar("T", bound=Any)
 ModelLoader: TypeAlias = "Callable[[str, ModelConfig, int], PackedModel]"
 """Function that loads the trained model from its path, `model_args` and a seed. The loss gets the model's outputs."""
 ModelWrapper: TypeAlias = "Callable[[PreTrainedModel], PackedModel]"
@@ -32,11 +34,21 @@ class Settings(Protocol[S]):
         ...
 
 
+def with_local_model(settings: T) -> T:
+    """Return settings whose `model_path` is on this host: a model in a store is downloaded, once to each host.
+
+    Raises:
+        StoreError: it cannot be downloaded, or is no longer the version that the run started with.
+    """
+    return replace(settings, model_path=local_model(settings.model_path))
+
+
 @dataclass(frozen=True)
 class RoleModel:
     """The model of a role, and the keys of the run that every strategy needs."""
 
     path: str
+    """Hub name, absolute folder, or address in a store with its version."""
     arguments: ModelConfig
     seed: int
     deterministic: bool

@@ -128,6 +128,11 @@ def _refuse_shared_folders(jobs: Sequence[Job]) -> None:
             problem = f"'{config.output_dir}' is the run folder of {folders.count(folder)} jobs of the sweep"
             remedy = "interpolate the job's number: 'output_dir=./output/sweep_${hydra:job.num}'"
             raise ConfigError(Fault("output_dir", problem, remedy, "duplicate"))
+    stores = [config.output_store.rstrip("/") for config, _ in jobs if config.output_store]
+    if shared := next((store for store in stores if stores.count(store) > 1), None):
+        problem = f"'{shared}' is the store of {stores.count(shared)} jobs of the sweep"
+        remedy = "interpolate the job's number: 'output_store=s3://bucket/sweep_${hydra:job.num}'"
+        raise ConfigError(Fault("output_store", problem, remedy, "duplicate"))
 
 
 def _run_parallel(jobs: Sequence[Job], most: int) -> list[int | None]:

@@ -14,11 +14,12 @@ from roll.config.schema.model import DataConfig, ModelConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.runs.checkpoint.manifest import MANIFEST, verify_checkpoint
-from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpoint.store import CHECKPOINTS, CheckpointStore
+from roll.stores.models import local_model
+from roll.stores.store import StoreError
 from roll.tracking.history import read_starts
 
 CONFIG = "config.yaml"
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,18 @@ def find_source(path: Path) -> CheckpointSource:
         checkpoint, run = newest, path
     config = read_run_config(run)
     _, role = learner(config)
-    model = model_source(role.model_args.model_name_or_path or config.pretrain, run)
+    model = _from_store(model_source(role.model_args.model_name_or_path or config.pretrain, run))
     return CheckpointSource(
         checkpoint, model, role.model_args, config.seed, config.pipeline, role.data_args, run, config
     )
+
+
+def _from_store(model: str) -> str:
+    """Return the local folder of a model in a store, and any other as it is. Raises ConfigError."""
+    try:
+        return local_model(model)
+    except StoreError as error:
+        raise ConfigError(error.fault("pretrain")) from error
 
 
 def model_source(name: str, run: Path) -> str:

@@ -41,6 +41,7 @@ from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
 from roll.models.load import DTYPES, load_policy, unreadable
 from roll.models.packed import LogProbHead, PackedInputs, PackedModel, PackedPolicy, add_product, logits_of
+from roll.stores.models import local_model
 
 EXACT = 1 << 24
 """Largest n such that fp32 represents all integers from 0 to n exactly. Token ids are sent as fp32."""
@@ -276,7 +277,7 @@ def student_loader(
     Raises:
         DataError: the teacher's configuration cannot be read.
     """
-    names = output_names(teacher, teacher_args.trust_remote_code)
+    names = output_names(local_model(teacher), teacher_args.trust_remote_code)
     return partial(load_student, teacher=teacher, names=names, dtype=teacher_args.dtype, measure=measure)
 
 
@@ -318,7 +319,10 @@ def output_names(path: str, trust_remote_code: bool) -> list[str]:
 
 
 def read_tensor(path: str, names: Sequence[str]) -> Tensor:
-    """Load the first tensor of these names from the safetensors of a folder or Hub name. Raises DataError for none."""
+    """Load the first tensor of these names from the safetensors of a folder, Hub name or store. Raises DataError for
+    none, StoreError if the store fails.
+    """
+    path = local_model(path)
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     index = cached_file(path, INDEX, **quiet)
     where = json.loads(Path(index).read_text())["weight_map"] if index else dict.fromkeys(names, SINGLE)

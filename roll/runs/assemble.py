@@ -38,13 +38,14 @@ from roll.ray.liveness import RayNodes, is_own
 from roll.ray.role_signs import RoleActivity
 from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
-from roll.runs.checkpoint.store import CheckpointStore
+from roll.runs.checkpoint.store import CHECKPOINTS, CheckpointStore
 from roll.runs.checkpointer import CONFIG_FILE, EXPORT_MARK, Checkpointer
 from roll.runs.early_processes import early_groups, is_trainer_side
 from roll.runs.ending import RunEnding
 from roll.runs.hub import check_upload, upload
 from roll.runs.interrupt import Interrupt
 from roll.runs.run_context import Loop, PreparedRun, RunContext
+from roll.runs.stored.start import finish_upload, in_store
 from roll.system.event_loop import guarded, run_in_loop
 from roll.system.imports import importing
 from roll.system.own_folder import keep_aside
@@ -151,12 +152,13 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
     folder = _run_folder(config)
     secrets = secrets_of(config, plan.environment)
     with Interrupt() as interrupt, ExitStack() as stack:
-        store = CheckpointStore(folder / "checkpoints", config.keep_checkpoints)
+        store = CheckpointStore(folder / CHECKPOINTS, config.keep_checkpoints)
         stack.enter_context(store.held())  # Locked first, because a second run would write into the files of this one.
+        mirror = stack.enter_context(in_store(config, folder, store, interrupt.interruptible, life.driver))
         stack.enter_context(RunLog(folder, secrets.hide))
         ending = stack.enter_context(RunEnding(folder, secrets.hide))
         LOG.info("the plan:\n%s", plan_text(config, plan))
-        checkpointer = Checkpointer(config, store)
+        checkpointer = Checkpointer(config, store, mirror.submit if mirror else None)
         changed = _changed(config, checkpointer)
         check_upload(config.push_to_hub)
         life.driver("starting Ray")
@@ -191,6 +193,7 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
             context = RunContext(plan, session, checkpointer, tracker)
             reopen = partial(_reopened, stack, config, steps, life)
             run_in_loop(partial(_run, config, prepared.loop, context, early, interrupt, life, reopen))
+        finish_upload(mirror, interrupt.interruptible, life.driver)
         _upload(config, checkpointer.exported, interrupt, life)
 
 

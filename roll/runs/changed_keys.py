@@ -29,7 +29,9 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig
 from roll.config.schema.secrets import redacted
 from roll.data.rows import COLUMNS
-from roll.errors import Fault
+from roll.errors import DataError, Fault
+from roll.stores.models import local_model
+from roll.stores.store import StoreError
 
 if TYPE_CHECKING:
     from roll.runs.run_context import PreparedRun
@@ -68,12 +70,20 @@ SAMPLE = 1 << 16
 
 
 def of_weights(config: Config) -> dict[str, str]:
-    """Return the identity of an adapter's base model, which checkpoints lack; empty without an adapter."""
+    """Return the identity of an adapter's base model, which checkpoints lack; empty without an adapter.
+
+    Raises:
+        DataError: the model is in a store, which cannot be used.
+    """
     name, role = learner(config)
     if role.model_args.lora_target is None:
         return {}
     own = role.model_args.model_name_or_path
-    return {f"{name}.model_args.model_name_or_path" if own else "pretrain": weights_identity(own or config.pretrain)}
+    try:
+        model = local_model(own or config.pretrain)
+    except StoreError as error:
+        raise DataError(error.fault(f"{name}.model_args.model_name_or_path" if own else "pretrain")) from error
+    return {f"{name}.model_args.model_name_or_path" if own else "pretrain": weights_identity(model)}
 
 
 def weights_identity(model: str) -> str:
@@ -99,6 +109,7 @@ RUN_ONLY = (
     *(
         "exp_name",
         "output_dir",
+        "output_store",
         "dry_run",
         "resume_from_checkpoint",
         SWITCH,

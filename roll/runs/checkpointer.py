@@ -85,9 +85,19 @@ class Checkpointer:
     exported: Path | None
     """Folder of the exported policy; None until this run has exported it."""
 
-    def __init__(self, config: Config, store: CheckpointStore) -> None:
-        """Find the checkpoint of `resume_from_checkpoint`. Raises ConfigError, CheckpointError if incomplete."""
-        self._config, self._store = config, store
+    def __init__(
+        self, config: Config, store: CheckpointStore, submit: Callable[[Path, int | None], None] | None = None
+    ) -> None:
+        """Find the checkpoint of `resume_from_checkpoint`.
+
+        Args:
+            submit: takes each complete checkpoint, with the step of the best one, for its upload.
+
+        Raises:
+            ConfigError: the given path is not a checkpoint.
+            CheckpointError: the checkpoint is incomplete.
+        """
+        self._config, self._store, self._submit = config, store, submit
         self._began = time.monotonic()
         self._folder = store.resolve(config.resume_from_checkpoint)
         self._state = LoopState.read(self._folder) if self._folder else None
@@ -251,6 +261,8 @@ class Checkpointer:
                 await self._unconsumed.save(folder)
             state.write(folder)
         self.last = (position.step, self._folder_of(position.step))
+        if self._submit is not None:
+            self._submit(self.last[1], best)
         LOG.info("checkpoint of step %d: %s", *self.last)
 
     async def _export(self) -> None:

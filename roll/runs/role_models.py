@@ -9,7 +9,7 @@ Sampling parameters of a role.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -26,6 +26,9 @@ from roll.errors import DataError, Fault
 from roll.models.flops import TrainingFlops
 from roll.models.load import load_tokenizer
 from roll.models.value import load_scores
+from roll.stores.address import is_address
+from roll.stores.models import local_model, pinned_model
+from roll.stores.store import StoreError
 from roll.types import Sampling
 
 
@@ -78,10 +81,34 @@ def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokeni
     raise DataError(Fault(place, problem, "use a model of the same family, with the same tokenizer", "unfit"))
 
 
-def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
-    """Return the Hub name or absolute folder of a role's model: workers may have another working directory."""
+def model_name(config: ExperimentConfig, model_args: ModelConfig) -> str:
+    """Return the Hub name, absolute folder, or address with its version, of a role's model, for its workers: they may
+    have another working directory, and be on other hosts.
+
+    Raises:
+        DataError: the model's store cannot be used.
+    """
     name = model_args.model_name_or_path or config.pretrain
+    if is_address(name):
+        return _of_store(pinned_model, name, model_args)
     return str(Path(name).absolute()) if Path(name).exists() else name
+
+
+def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
+    """Return the Hub name, or the absolute folder on this host, of a role's model. Downloads one from a store.
+
+    Raises:
+        DataError: the model's store cannot be used.
+    """
+    return _of_store(local_model, model_name(config, model_args), model_args)
+
+
+def _of_store(find: Callable[[str], str], name: str, model_args: ModelConfig) -> str:
+    try:
+        return find(name)
+    except StoreError as error:
+        place = "model_args.model_name_or_path" if model_args.model_name_or_path else "pretrain"
+        raise DataError(error.fault(place)) from error
 
 
 def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, role: str) -> None:

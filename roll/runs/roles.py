@@ -52,7 +52,7 @@ from roll.rewards.judges.chat_api import ApiChat, ApiModel
 from roll.rewards.judges.reward_models import ApiJudge, ApiSettings, JudgeEngines, ScorerEngines
 from roll.rewards.reward_workers import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.runs.early_processes import is_trainer_side, new_group
-from roll.runs.role_models import model_path, model_shape, training_flops
+from roll.runs.role_models import model_name, model_path, model_shape, training_flops
 from roll.system.own_folder import remove_ownerless
 from roll.training.actor_train import ActorTrain, Critic, Reference, Teacher, TrainShape
 
@@ -245,7 +245,7 @@ class Roles:
 
     def _model(self, name: str, role: RoleConfig) -> RoleModel:
         config = self._config
-        path, takes_turns = model_path(config, role.model_args), name in self._plan.turns
+        path, takes_turns = model_name(config, role.model_args), name in self._plan.turns
         return RoleModel(path, role.model_args, config.seed, config.deterministic, takes_turns)
 
     async def end(self, name: str, seconds: float | None = None) -> None:

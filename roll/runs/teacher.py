@@ -30,7 +30,7 @@ from roll.models.student import (
 )
 from roll.rollout.batch import Experience
 from roll.runs.device_phases import DevicePhases
-from roll.runs.role_models import model_path
+from roll.runs.role_models import model_name, model_path
 from roll.types import Floats, RolloutGroup, Sequences
 
 
@@ -98,7 +98,7 @@ def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers:
     measure = Divergence(config.divergence, config.jsd_beta, config.distill_temperature)
     if config.distill_top_k is None:
         [teacher] = teachers
-        return Teaching(student_loader(model_path(config, teacher), teacher, measure), PackedTeacher)
+        return Teaching(student_loader(model_name(config, teacher), teacher, measure), PackedTeacher)
     rows = min(
         output_rows(model_path(config, model_args), model_args.trust_remote_code) for model_args in (student, *teachers)
     )

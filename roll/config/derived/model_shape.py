@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.shipped import MODELS, examples_folder
+from roll.stores.address import is_address
+from roll.stores.models import known_model
 
 MLP = ("gate_proj", "up_proj", "down_proj")
 NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads")
@@ -363,7 +365,12 @@ def is_seeing_hybrid(model_type: object) -> bool:
 
 
 def config_file(model: str) -> Path | None:
-    """Return the config.json of a folder, or of a Hub name in the local cache or the shipped shapes; or None."""
+    """Return the config.json of a folder, of a model in a store whose description is on this machine, or of a Hub name
+    in the local cache or the shipped shapes; or None.
+    """
+    if is_address(model):
+        known = known_model(model)
+        return known / "config.json" if known else None
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder / "config.json"

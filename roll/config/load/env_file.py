@@ -95,12 +95,13 @@ def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping
 
 
 def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
-    """Return the secrets that no file of the run may contain: the configuration's, `variables`, judges' keys."""
+    """Return the secrets that no file of the run may contain: of the configuration, `variables`, judges and stores."""
     rewards = config.rewards.values() if isinstance(config, RlvrConfig) else ()
     judges = [
         {"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env
     ]
-    return Secrets.of(config.model_dump(mode="json"), variables, judges)
+    stores = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "GOOGLE_", "FSSPEC_"))}
+    return Secrets.of(config.model_dump(mode="json"), variables, judges, stores)
 
 
 def _of_its_place(where: str, name: str) -> Fault:

@@ -22,6 +22,7 @@ from roll.config.load.accelerate_file import accelerate_fault, is_accelerates
 from roll.config.load.deepspeed_file import settle_deepspeed, settle_presets
 from roll.config.load.entry_points import settle_registered
 from roll.config.load.removed import without_removed
+from roll.config.load.stores import settle_stores
 from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
 from roll.config.roll_v2.translate import Translation, picture_faults, referenced_text, translate
@@ -111,6 +112,7 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
     settle_deepspeed(done)
     settle_defaults(done)
     settle_registered(done)
+    settle_stores(done.values)
     for text in done.warnings:
         warnings.warn(text, ConfigWarning, stacklevel=2)
     return _check(done, imports)

@@ -1,6 +1,7 @@
 """Checks whether this machine has the models, data, packages, run folder and checkpoint that the configuration names.
 
-The only files that it reads are config.json files, `.deepspeed_env` and the prompt templates of judges.
+The only files that it reads are config.json files, `.deepspeed_env` and the prompt templates of judges. Of a model in a
+store it fetches all files but the weights.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles
 from roll.config.derived.trackers import argument_faults, missing_packages
 from roll.config.load.env_file import NAME, env_files, idle_variables, read_env_files
+from roll.config.load.stores import description_fault, output_fault, package_faults
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
@@ -26,6 +28,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
 from roll.config.shipped import FETCHED, MODELS
 from roll.errors import Fault
+from roll.stores.address import is_address
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 KERNEL_FILES = re.compile("proc|sysfs|cgroup2?|devpts|debugfs|tracefs|securityfs|mqueue|bpf|pstore")
@@ -52,6 +55,7 @@ class DiskFacts:
 def check_disk(config: Config) -> DiskFacts:
     """Check every path and every optional package of a configuration against this machine."""
     found = DiskFacts()
+    found.missing += package_faults(config)
     _models(config, found)
     for role_name, role in model_roles(config).items():
         found.missing += _packages(role_name, role)
@@ -105,7 +109,11 @@ def _models(config: Config, found: DiskFacts) -> None:
 
 
 def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -> ModelShape | None:
+    if is_address(model) and (fault := description_fault(where, model)) is not None:
+        found.missing.append(fault)
     file = config_file(model)
+    if file is None and is_address(model):
+        return None
     if file is None:
         remedy = fetch_command(model)
         if remedy or _is_local(model) or not HUB_NAME.fullmatch(model):
@@ -277,6 +285,8 @@ def _run_folder(config: Config, found: DiskFacts) -> None:
     nearest = folder.absolute()
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
+    if (fault := output_fault(config)) is not None:
+        found.faults.append(fault)
     if not config.output_dir.strip():
         found.faults.append(
             Fault("output_dir", "'' names no folder", "set it to the run folder, for example ./output/my_run", "empty")

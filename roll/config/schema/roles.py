@@ -382,10 +382,16 @@ class ExperimentConfig(StrictConfig):
     )
     output_dir: PathText = Field(
         description="The run folder, used exactly as given. Metrics, checkpoints and the exported model are written "
-        "here."
+        "here. An address, `s3://bucket/prefix`, sets `output_store`; the folder is then `./output/bucket/prefix`."
+    )
+    output_store: PathText | None = Field(
+        None,
+        description="Address of a store, `s3://bucket/prefix`, `gs://bucket/prefix` or `file:///folder`, to which the "
+        "run folder is uploaded in the background, and from which a run continues on another host.",
     )
     pretrain: PathText = Field(
-        description="Folder or Hub name of the model to start from, for all roles whose `model_args` name no model."
+        description="Folder, Hub name or address (`s3://bucket/prefix`) of the model to start from, for all roles "
+        "whose `model_args` name no model. A model in a store is downloaded once to each host."
     )
     roll_defaults: bool = Field(
         False,

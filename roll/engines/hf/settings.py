@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from roll.backend_settings import ModelWrapper, RoleModel, choose_algorithms
+from roll.backend_settings import ModelWrapper, RoleModel, choose_algorithms, with_local_model
 from roll.config.schema.backend import BackendTraits, StrategyConfig
 from roll.config.schema.base import StrictConfig
 from roll.config.schema.model import ModelConfig
@@ -32,7 +32,7 @@ class HfGenerateSettings:
         """See `Settings`."""
         from roll.engines.hf.strategy import HfGenerate
 
-        return HfGenerate(self, rank)
+        return HfGenerate(with_local_model(self), rank)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HfScoreSettings:
         choose_algorithms(self.deterministic)
         from roll.engines.hf.strategy import HfScore
 
-        return HfScore(self, rank)
+        return HfScore(with_local_model(self), rank)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class HfRewardSettings:
         choose_algorithms(self.deterministic)
         from roll.engines.hf.strategy import HfReward
 
-        return HfReward(self, rank)
+        return HfReward(with_local_model(self), rank)
 
 
 class HfConfig(StrictConfig):

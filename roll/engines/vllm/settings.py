@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from roll.backend_settings import RoleModel
+from roll.backend_settings import RoleModel, with_local_model
 from roll.config.schema.backend import BackendConfig, BackendTraits, EngineMemory, StrategyConfig
 from roll.config.schema.base import Passed, PositiveFloat, PositiveInt, Ranks
 from roll.config.schema.model import ModelConfig
@@ -115,7 +115,7 @@ class VllmSettings:
         start_fork_server(self.engine.compiles(rank.device == "cpu"))
         from roll.engines.vllm.strategy import VllmGenerate
 
-        return VllmGenerate(self, rank)
+        return VllmGenerate(with_local_model(self), rank)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class VllmRewardSettings:
         start_fork_server(self.engine.compiles(rank.device == "cpu"))
         from roll.engines.vllm.strategy import VllmReward
 
-        return VllmReward(self, rank)
+        return VllmReward(with_local_model(self), rank)
 
 
 class VllmStrategyConfig(StrategyConfig):

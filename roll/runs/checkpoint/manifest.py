@@ -128,15 +128,22 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint. Raises CheckpointError if it is missing or invalid."""
     path = folder / MANIFEST
     try:
-        return _MANIFEST.validate_json(path.read_bytes(), strict=True)
+        text = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: it has no {MANIFEST}, so it is not complete; use another checkpoint"
         ) from None
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: bytes, where: str) -> Manifest:
+    """Return the manifest that a file contains. Raises CheckpointError, which names `where`, if it is invalid."""
+    try:
+        return _MANIFEST.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise CheckpointError(f"{path}: {place}: {first['msg']}; use another checkpoint") from None
+        raise CheckpointError(f"{where}: {place}: {first['msg']}; use another checkpoint") from None
 
 
 def check_sizes(folder: Path) -> Manifest:

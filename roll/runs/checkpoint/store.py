@@ -27,6 +27,8 @@ from roll.system.own_folder import LockHeld, holding_lock, make_way
 
 LOG = logging.getLogger(__name__)
 
+CHECKPOINTS = "checkpoints"
+"""Name of the folder in a run folder, and of the prefix in a store."""
 _CHECKPOINT = re.compile(r"step_\d+")
 _LEFTOVER = re.compile(r"\.(?P<name>step_\d+)\.(?P<state>partial|replaced|removed)-[0-9a-f]{32}")
 TORCH_WRITER = "inline_container.cc"
@@ -44,6 +46,8 @@ class CheckpointStore:
         self.folder = folder
         self.keep = keep
         self._holds_lock = False
+        self.after = 0
+        """Largest `sequence` of a checkpoint that another folder has of the same run."""
         self._written: list[Path] = []
         """Checkpoints that this store wrote and did not remove."""
 
@@ -91,6 +95,7 @@ class CheckpointStore:
                     whole = self._complete()
                     self._report_deleted()
                     sequence = 1 + max((manifest.sequence for _, manifest in whole), default=0)
+                    sequence = max(sequence, self.after + 1)
                     seal(partial, step, sequence, required)
                     check_sizes(partial)
                     self._publish(partial, final)
@@ -102,6 +107,34 @@ class CheckpointStore:
             for path in [path for path in old if path.name != f"step_{best}"]:
                 self._written = [written for written in self._written if written != path]
                 self._remove(self._set_aside(path, "removed"))
+
+    @contextmanager
+    def receiving(self, step: int) -> Iterator[Path]:
+        """Yield a temporary folder for the files of a complete checkpoint, with its manifest. When the block ends
+        without an exception and the digests are right, it becomes `step_N`.
+
+        Raises:
+            CheckpointError: see `verify_checkpoint`; or the folder cannot be written, or another process is writing
+                into this store.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._sole_writer():
+            self._settle()
+            final = self.folder / f"step_{step}"
+            partial = self._hidden(final.name, "partial")
+            partial.mkdir()
+            try:
+                with _failures_named(final):
+                    yield partial
+                    verify_checkpoint(partial)
+                    self._publish(partial, final)
+            except BaseException:
+                self._settle()
+                raise
+
+    def complete(self) -> list[tuple[Path, Manifest]]:
+        """Return the checkpoints whose files exist with the right size, newest first."""
+        return self._complete()
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint whose files exist with the right size. For their contents, see `verify`."""

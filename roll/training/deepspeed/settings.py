@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from roll.backend_settings import ModelLoader, ModelWrapper, RoleModel, choose_algorithms
+from roll.backend_settings import ModelLoader, ModelWrapper, RoleModel, choose_algorithms, with_local_model
 from roll.config.schema.backend import BackendConfig, BackendTraits, OffloadDevice, StrategyConfig, ZeroMemory
 from roll.config.schema.base import (
     MOST_RANKS,
@@ -266,7 +266,7 @@ class TrainSettings:
         choose_algorithms(self.deterministic)
         from roll.training.deepspeed.strategy import DeepSpeedTrain
 
-        return DeepSpeedTrain(self, rank)
+        return DeepSpeedTrain(with_local_model(self), rank)
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class ShardedScoreSettings:
         choose_algorithms(self.deterministic)
         from roll.training.deepspeed.score import DeepSpeedScore
 
-        return DeepSpeedScore(self, rank)
+        return DeepSpeedScore(with_local_model(self), rank)
 
 
 class DeepSpeedInferStrategyConfig(StrategyConfig):

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "roll").rglob("*.py"))
 LINES = [
     {"types", "errors", "registry", "system"},
+    {"stores"},
     {"algorithms", "hosted", "cluster"},
     {"config"},
     {"data", "rollout", "weight_sync"},
@@ -41,6 +42,7 @@ KEPT_TO = {
     "deepspeed": ["roll/training/deepspeed/*"],
     "vllm": ["roll/engines/vllm/*", "roll/weight_sync/vllm_plugin.py"],
     "renderers": ["roll/data/renderers/families.py"],
+    "fsspec": ["roll/stores/store.py"],
     "filelock": ["roll/system/own_folder.py"],
     "aiohttp": ["roll/agents/gateway/server.py"],
 }

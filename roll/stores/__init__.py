@@ -1,0 +1,1 @@
+"""Object stores and shared folders, by fsspec: run folders and models that outlive the machine."""
