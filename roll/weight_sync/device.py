@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +22,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import spec
+from roll.weight_sync.meeting import meet, own_place
 from roll.weight_sync.routes import Rendezvous
 from roll.weight_sync.store import open_store
 
@@ -102,11 +102,13 @@ class Broadcast:
 
         Raises:
             TimeoutError: some members did not join.
+            HostUnreachable: a member cannot connect to another.
             WeightSyncError: a member died, and the broadcast was cut off.
         """
         limit = timedelta(seconds=rendezvous.seconds)
         store = open_store(rendezvous.point, rank == 0, rendezvous.seconds)
-        meet(store, rank, rendezvous)
+        place = own_place(device.type == "cuda") if rendezvous.point.address else None
+        meet(store, rank, rendezvous.size, rendezvous.seconds, place, lambda: _raise_if_cut_off(store))
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
@@ -148,21 +150,9 @@ class Broadcast:
         del self._group, self._store
 
 
-def meet(store: Any, rank: int, rendezvous: Rendezvous) -> None:
-    """Wait until all members of a broadcast have joined. NCCL itself would wait forever for a dead member.
-
-    Raises:
-        TimeoutError: some members did not join before the deadline.
-        WeightSyncError: a member died, and the broadcast was cut off.
-    """
-    store.set(f"here {rank}", "")
-    end = time.monotonic() + rendezvous.seconds
-    while missing := [other for other in range(rendezvous.size) if not store.check([f"here {other}"])]:
-        if store.check([CUT_OFF]):
-            raise WeightSyncError("the broadcast was cut off before all of its members had joined")
-        if time.monotonic() > end:
-            raise TimeoutError(f"timed out: member(s) {', '.join(map(str, missing))} did not join the broadcast")
-        time.sleep(LOOK_EVERY / 10)
+def _raise_if_cut_off(store: Any) -> None:
+    if store.check([CUT_OFF]):
+        raise WeightSyncError("the broadcast was cut off before all of its members had joined")
 
 
 def cut_off(rendezvous: Rendezvous) -> None:
