@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -21,6 +21,7 @@ from roll.backend_settings import Settings
 from roll.errors import (
     ECHO_SECONDS,
     BadInput,
+    HostUnreachable,
     RollError,
     WorkerAbandoned,
     WorkerDied,
@@ -32,7 +33,7 @@ from roll.ray.batching import BatchedCaller, Failure, Paced, Ranks
 from roll.ray.device_sharing import run_together
 from roll.ray.liveness import WorkerProcess, is_own
 from roll.ray.placement import WorkerPlacement, address_of
-from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process
+from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process, network_notice
 from roll.ray.role_signs import RankState, work_of
 from roll.system.leftovers import Leftovers
 from roll.system.ranges import ranges
@@ -142,10 +143,29 @@ class WorkerGroup(Ranks[S]):
         """
         self._settings, self._collective_timeout = settings, collective_timeout
         everyone = range(len(self))
+        await self._warn_of_network(seconds)
         self.device_name = (await self._build(everyone, await self.meeting_point(everyone, seconds), seconds))[0]
         self._started = True
         LOG.info("%s has started, %d rank(s)", self.role, len(self))
         await self._record_processes(everyone)
+
+    async def _warn_of_network(self, seconds: float) -> None:
+        """Log what may keep ranks on several hosts from finding each other. Ranks that can be replaced are alone."""
+        if not self.callers:
+            for host, notice in (await self.ask_hosts(network_notice, seconds=seconds)).items():
+                if notice:
+                    LOG.warning("%s on %s: %s", self.role, host, notice)
+
+    async def ask_hosts(self, question: Callable[[Unpack[Ts]], R], *arguments: *Ts, seconds: float) -> dict[str, R]:
+        """Return what a function says in a process of this role on each host but the driver's, by the host's address.
+
+        Raises:
+            WorkerFailed: a process failed or did not answer within `seconds`.
+        """
+        firsts = {self.host(rank): rank for rank in reversed(range(len(self))) if not self.is_here(rank)}
+        asked = [self._actors[rank].ask.remote(question, *arguments) for rank in firsts.values()]
+        answers = await self._gather(asked, "ask", seconds, list(firsts.values())) if asked else []
+        return dict(zip(firsts, answers, strict=True))
 
     async def kill_rank(self, rank: int) -> None:
         """Kill one rank's process, so that its unanswered calls fail. `replace` starts another. Idempotent."""
@@ -336,6 +356,8 @@ class WorkerGroup(Ranks[S]):
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
         """Return whether a rank failed because others did not join a collective. Only its log has NCCL's reason."""
         cause = _cause(error)
+        if isinstance(cause, HostUnreachable):
+            return False
         said = str(cause)
         if isinstance(cause, RayActorError):
             said += self.printed(rank)
@@ -449,7 +471,7 @@ class Batched(Ranks[S]):
 
 
 def _is_echo(cause: BaseException) -> bool:
-    return any(echo in str(cause).lower() for echo in ECHOES)
+    return not isinstance(cause, HostUnreachable) and any(echo in str(cause).lower() for echo in ECHOES)
 
 
 async def _result(ref: Any) -> Any:

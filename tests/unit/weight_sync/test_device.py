@@ -18,7 +18,6 @@ from roll.weight_sync.device import (
     ALIGNMENT,
     SLOTS,
     DeviceSender,
-    absent,
     buffer_checksum,
     cut_off,
     layout,
@@ -168,24 +167,3 @@ def test_views_are_the_buffers_memory() -> None:
     views(buffer, bucket.tensors)["b"].fill_(1)
     assert views(buffer, bucket.tensors)["a"].tolist() == [0] * 4
     assert buffer[ALIGNMENT : ALIGNMENT + 16].view(torch.float32).tolist() == [1] * 4
-
-
-class CountingStore:
-    """A store that counts requests, and the keys in each."""
-
-    def __init__(self, joined: set[int]) -> None:
-        self.keys = {f"here {member}" for member in joined}
-        self.requests = 0
-
-    def check(self, keys: list[str]) -> bool:
-        self.requests += 1
-        return self.keys.issuperset(keys)
-
-
-def test_absent_members_are_found_in_few_requests() -> None:
-    members = range(4096)
-    whole = CountingStore(set(members))
-    assert absent(whole, members) == [] and whole.requests == 1
-    lacking = CountingStore(set(members) - {7, 4095})
-    assert absent(lacking, members) == [7, 4095]
-    assert lacking.requests <= 4 * 13, "two searches by halves"
