@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -109,7 +109,7 @@ class CpuParts:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger, self._inner = ledger, 0.0
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.messages: Counter[str] = Counter()
 
     def now(self) -> float:

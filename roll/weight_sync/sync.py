@@ -307,8 +307,8 @@ class WeightSync:
 
     def _loading(self, bucket: Bucket | DeviceBucket) -> dict[str, Awaitable[None]]:
         def load(number: int, engine: Engine) -> Awaitable[None]:
-            is_file = isinstance(bucket, Bucket)
-            return engine.load_bucket(bucket if is_file else bucket.for_route(self._routes[number]))
+            own = bucket if isinstance(bucket, Bucket) else bucket.for_route(self._routes[number])
+            return engine.load_bucket(own)
 
         return self._calls(load, self._rendezvous is not None)
 

@@ -18,8 +18,8 @@ from roll.system.sizes import GIB
 
 BYTES_PER_SECOND = 42e9
 """Rate at which weights reached engines, gathered under ZeRO-3 and loaded: 15.2 GB in 0.36 s, on H200s of one host."""
-MESSAGE_SECONDS = 2.0e-4
-"""CPU time of the driver for a call and its answer, through Ray."""
+MESSAGE_SECONDS = 1e-3
+"""CPU time of the driver for a call and its answer through Ray, as measured for `roll/ray/batching.py`."""
 LARGEST_BUCKET_MIB = 8192
 """Largest `bucket_mib` that is suggested."""
 
