@@ -145,24 +145,7 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool, diviso
     """
     swaps = engine.zero_nvme_offload_optimizer()
     if (folder / UNIVERSAL).is_dir():
-        if swaps:
-            raise CheckpointError(
-                f"{folder} is a universal checkpoint, which cannot be loaded with optimizer states on NVMe: "
-                "set offload_optimizer.device to cpu"
-            )
-        if engine.zero_optimization_stage() == 0:
-            raise CheckpointError(
-                f"{folder} is a universal checkpoint, which cannot be loaded with ZeRO-0: use ZeRO-1, 2 or 3"
-            )
-        if engine.autotp_size() > 1:
-            raise CheckpointError(
-                f"{folder} is a universal checkpoint, which cannot be loaded with tensor_parallel: remove it"
-            )
-        if (divided := _has_divided_experts(folder)) != (divisors > 1):
-            raise CheckpointError(
-                f"{folder} was written {'with' if divided else 'without'} expert_parallel: resume "
-                f"{'with an autoep_size above 1' if divided else 'without it'}"
-            )
+        _check_universal(engine, folder, divisors)
         _load_universal(engine, folder)
         return False
     if not (folder / TAG).is_dir():
@@ -256,6 +239,29 @@ def experts_over(checkpoint: Path) -> int:
             layers = load(file, mapped=True).get(AUTOEP_LAYERS_KEY) or [{"ep_size": 1}]
             return int(layers[0]["ep_size"])
     return 1
+
+
+def _check_universal(engine: Any, folder: Path, divisors: int) -> None:
+    """Raise CheckpointError if the run cannot load this universal checkpoint, see `load_states`."""
+    swaps = engine.zero_nvme_offload_optimizer()
+    if swaps:
+        raise CheckpointError(
+            f"{folder} is a universal checkpoint, which cannot be loaded with optimizer states on NVMe: "
+            "set offload_optimizer.device to cpu"
+        )
+    if engine.zero_optimization_stage() == 0:
+        raise CheckpointError(
+            f"{folder} is a universal checkpoint, which cannot be loaded with ZeRO-0: use ZeRO-1, 2 or 3"
+        )
+    if engine.autotp_size() > 1:
+        raise CheckpointError(
+            f"{folder} is a universal checkpoint, which cannot be loaded with tensor_parallel: remove it"
+        )
+    if (divided := _has_divided_experts(folder)) != (divisors > 1):
+        raise CheckpointError(
+            f"{folder} was written {'with' if divided else 'without'} expert_parallel: resume "
+            f"{'with an autoep_size above 1' if divided else 'without it'}"
+        )
 
 
 def _has_divided_experts(universal: Path) -> bool:
