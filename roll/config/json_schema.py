@@ -88,7 +88,7 @@ def experiment_schema() -> Schema:
             }
             for name, one in roots.items()
         ],
-        DEFINITIONS: {name: _opened(block) for name, block in sorted(blocks.items())},
+        DEFINITIONS: {name: _removable(_opened(block)) for name, block in sorted(blocks.items())},
     }
 
 
@@ -138,6 +138,12 @@ def _value(key: str, schema: Schema) -> Schema:
     if key in ALSO:
         opened = {"anyOf": [*opened.pop("anyOf", [{"$ref": opened.pop("$ref", "")}]), ALSO[key]], **opened}
     return opened
+
+
+def _removable(block: Schema) -> Schema:
+    """Return the schema of a block for which null may stand: it removes the block of an included file."""
+    kinds = block.get("type", [])
+    return {**block, "type": [*kinds, "null"]} if "object" in kinds else block
 
 
 def _opened(schema: Schema) -> Schema:

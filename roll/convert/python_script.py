@@ -12,8 +12,10 @@ from typing import Any
 
 CALLED = re.compile(r"(GRPO|RLOO|SFT|DPO|KTO|ORPO|Reward)(Config|Trainer)")
 ADAPTER = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
-OBJECTS = ("args", "processing_class", "tokenizer", "peft_config", "train_dataset", "eval_dataset")
-"""Arguments of a trainer that are no keys of a configuration."""
+OBJECTS = ("args", "processing_class", "tokenizer")
+"""Arguments of a trainer whose values are read elsewhere: the configuration, and what the model brings."""
+POSITIONS = {"Config": ("output_dir",), "Trainer": ("model",)}
+"""Names of arguments that may be given without a name."""
 FILES = ("parquet", "json", "csv", "arrow")
 """Names for `load_dataset` that stand for a kind of file."""
 
@@ -43,13 +45,10 @@ def training_script(text: str, module: str) -> TrainingScript | None:
         return None
     reader = _Reader(tree, module)
     for match, call in sorted(calls, key=lambda one: one[0][2]):  # the configuration, then the trainer
+        for name, value in zip(POSITIONS[match[2]], call.args, strict=False):
+            reader.argument(name, value)
         for keyword in call.keywords:
-            if keyword.arg and not (match[2] == "Trainer" and keyword.arg in OBJECTS):
-                reader.take("model_name_or_path" if keyword.arg == "model" else keyword.arg, keyword.value)
-            elif keyword.arg == "train_dataset":
-                reader.take("dataset_name", reader.source_of(keyword.value))
-            elif keyword.arg == "peft_config":
-                reader.adapter(keyword.value)
+            reader.argument(keyword.arg, keyword.value)
     return TrainingScript(calls[0][0][1].lower(), reader.keys, tuple(reader.computed))
 
 
@@ -69,6 +68,19 @@ class _Reader:
         assigned = list(_assignments(tree))
         names = [name for name, _ in assigned]
         self._values = {name: value for name, value in assigned if names.count(name) == 1}
+
+    def argument(self, name: str | None, value: ast.expr) -> None:
+        """Read an argument of a configuration or a trainer. None: the `**` of a mapping."""
+        if name == "model":
+            self.take("model_name_or_path", self._loaded(value))
+        elif name == "train_dataset":
+            self.take("dataset_name", self.source_of(value))
+        elif name == "peft_config":
+            self.adapter(value)
+        elif name is None:
+            self.computed.append(f"**{ast.unparse(value)}")
+        elif name not in OBJECTS:
+            self.take(name, value)
 
     def take(self, key: str, node: ast.expr) -> None:
         """Add a key, or note that its value is computed."""
@@ -99,6 +111,13 @@ class _Reader:
                 self.take(ADAPTER[keyword.arg], keyword.value)
             elif keyword.arg == "target_modules":
                 self.take("lora_target_modules", keyword.value)
+
+    def _loaded(self, node: ast.expr) -> ast.expr:
+        """Return what names the model: that of `from_pretrained`, or the node itself."""
+        node = self._followed(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained":
+            return next(iter(node.args), node)
+        return node
 
     def _followed(self, node: ast.expr) -> ast.expr:
         seen = set[str]()

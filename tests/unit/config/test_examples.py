@@ -79,7 +79,7 @@ def lay_inputs(config: Config) -> None:
     model = (examples_folder() / "models" / "Qwen" / "Qwen2.5-0.5B" / "config.json").read_text()
     for name in texts(config.model_dump(exclude={"output_dir"})):
         path = Path(name)
-        if path.parts[:1] in (("data",), ("output",)) and path.parts[1:]:
+        if path.parts[:1] in (("data",), ("output",), ("models",)) and path.parts[1:]:
             file, text = (path, "{response}") if path.suffix else (path / "config.json", model)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)

@@ -74,6 +74,7 @@ def test_a_typing_error_is_refused(key: str, value: object) -> None:
         ("actor_train.device_mapping", "list(range(0,8))"),
         ("actor_train.system_envs", {"LEVEL": 3}),
         ("validation", None),
+        ("rewards.math_rule", None),
         ("logging_steps", 1),
     ],
 )

@@ -70,6 +70,16 @@ def test_computed_values_and_functions_are_said(capsys: pytest.CaptureFixture[st
     assert "temperature" in said and "train_it:right" in said
 
 
+def test_models_and_mappings_of_a_trainer_are_read() -> None:
+    text = 'm = AutoModelForCausalLM.from_pretrained("a/b", dtype="auto")\nSFTTrainer(m, args=SFTConfig("o", **more))'
+    found = training_script(f"{text}\nSFTTrainer('c', eval_dataset=rows)", "x")
+    assert found is not None and found.trainer == "sft"
+    assert found.keys == {"output_dir": "o", "model_name_or_path": "c"}
+    assert found.computed == ("**more", "eval_dataset")
+    loaded = training_script(text, "x")
+    assert loaded is not None and loaded.keys["model_name_or_path"] == "a/b"
+
+
 @pytest.mark.parametrize("text", ["x = 1", "def broken(:", "GRPO = 1"])
 def test_other_python_is_no_training_script(text: str, working_folder: Path) -> None:
     assert training_script(text, "x") is None
