@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import AddressValueError, IPv6Address
+from ipaddress import AddressValueError, IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
 
 from roll.errors import ConfigError, Fault, RollError
@@ -156,13 +157,40 @@ def address(head: Host, port: int) -> str:
     return f"[{head.address}]:{port}" if ":" in head.address else f"{head.address}:{port}"
 
 
-def start_commands(hosts: Sequence[Host], port: int, ray: PurePosixPath) -> list[Command]:
-    """Return the commands that start the head and then the other nodes. `ray` is the program's path on every host."""
+def start_commands(
+    hosts: Sequence[Host], port: int, ray: PurePosixPath, find: Callable[[str], str | None] = lambda _: None
+) -> list[Command]:
+    """Return the commands that start the head and then the other nodes. `ray` is the program's path on every host.
+
+    Each node is told its address, if it is known: what a host's own name resolves to may be reached by no other host.
+    `find` returns the address of a name.
+    """
     head, *others = hosts
     return [
-        _start(head, ray, "--head", f"--port={port}"),
-        *(_start(host, ray, f"--address={address(head, port)}") for host in others),
+        _start(head, ray, "--head", f"--port={port}", *_own_address(head, find)),
+        *(_start(host, ray, f"--address={address(head, port)}", *_own_address(host, find)) for host in others),
     ]
+
+
+def _own_address(host: Host, find: Callable[[str], str | None]) -> list[str]:
+    known = host.address if _is_address(host.address) else find(host.address)
+    return [f"--node-ip-address={known}"] if known else []
+
+
+def _is_address(name: str) -> bool:
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+def find_address(name: str) -> str | None:
+    """Return the address by which this host knows another, or itself, by name; None if others may not reach it."""
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return None  # a name that only ssh knows
+    return None if any(ip_address(one.partition("%")[0]).is_loopback for one in found) else found[0]
 
 
 def _start(host: Host, ray: PurePosixPath, *place: str) -> Command:
@@ -216,7 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         start = arguments.action == "start"
         commands = (
-            start_commands(hosts, arguments.port, arguments.ray) if start else stop_commands(hosts, arguments.ray)
+            start_commands(hosts, arguments.port, arguments.ray, find_address)
+            if start
+            else stop_commands(hosts, arguments.ray)
         )
         for number, command in enumerate(commands):
             print(command, flush=True)

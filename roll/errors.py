@@ -128,6 +128,10 @@ class DataError(BadInput):
     subject = "data"
 
 
+class HostUnreachable(RollError):
+    """A process cannot connect to one on another host. `str()` has the addresses of both and the keys to set."""
+
+
 class WorkerFailed(RollError):
     """A worker raised an exception, died or exceeded a timeout. `str()` is one line with role, rank and root cause."""
 

@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.doctor.machine import COMPILED_OPS, Facts, Network, gather_facts
+from roll.system.addresses import KEYS, chosen_interfaces
 from roll.system.sizes import GIB
 from roll.training.deepspeed.extension_locks import REMEDY
 
@@ -284,26 +285,15 @@ def _network(facts: Facts) -> Findings:
             yield _broken("network", found, f"export NCCL_SOCKET_IFNAME={network.default or 'NAME'}, or unset it")
         else:
             yield _ok("network", f"NCCL_SOCKET_IFNAME={network.chosen} selects {', '.join(_chosen(network))}{fast}")
-    elif len(network.interfaces) > 1 and not network.infiniband:
-        name = network.default or "NAME"
-        remedy = (
-            f"for runs on several machines set `system_envs: {{NCCL_SOCKET_IFNAME: {name}}}`, and GLOO_SOCKET_IFNAME "
-            f"to the same"
-        )
-        yield _warning("network", f"there are several interfaces, and NCCL chooses one of them: {names}", remedy)
+    elif len(network.interfaces) > 1:
+        yield _ok("network", f"{names}; gloo and NCCL use the one with Ray's address of the node{fast}")
     else:
         yield _ok("network", f"{names}{fast}")
 
 
 def _chosen(network: Network) -> list[str]:
-    """Return the interfaces that NCCL_SOCKET_IFNAME selects: by prefix, by name (`=`), or by exclusion (`^`)."""
-    words = (network.chosen or "").lstrip("^=").split(",")
-    whole = "=" in (network.chosen or "")[:2]
-
-    def listed(name: str) -> bool:
-        return any(name == word if whole else name.startswith(word) for word in words)
-
-    return [name for name in (*network.interfaces, "lo") if listed(name) != (network.chosen or "").startswith("^")]
+    """Return the interfaces that NCCL_SOCKET_IFNAME selects."""
+    return chosen_interfaces(network.chosen or "", [*network.interfaces, "lo"])
 
 
 def _shared_memory(facts: Facts) -> Findings:
@@ -359,7 +349,16 @@ def _ray(facts: Facts) -> Findings:
     else:
         nodes = ", ".join(f"{node['address']} ({node['gpus']} GPUs)" for node in facts.ray_nodes)
         found = f"the cluster at {facts.ray_address} has {len(facts.ray_nodes)} node(s): {nodes}"
-        if giving_way := [node["address"] for node in facts.ray_nodes if node["niceness"] > 0]:
+        nodes = facts.ray_nodes
+        lost = [f"{node['address']} to {why}" for node in nodes for why in node["unreached"]]
+        hidden = [node["address"] for node in nodes if len(nodes) > 1 and not node["interface"]]
+        if lost:
+            found = f"{found}; connections between nodes fail: {'; '.join(lost[:4])}"
+            yield _broken("Ray", found, f"let firewalls pass all ports between the nodes, or set {KEYS}")
+        elif hidden:
+            found += f"; no network interface of {', '.join(hidden)} holds Ray's address of it"
+            yield _warning("Ray", found, f"start Ray there with --node-ip-address, or set {KEYS}")
+        elif giving_way := [node["address"] for node in facts.ray_nodes if node["niceness"] > 0]:
             found += f"; workers on {', '.join(giving_way)} have a lower priority than other processes there"
             yield _warning("Ray", found, "start Ray with RAY_worker_niceness=0")
         else:

@@ -17,11 +17,13 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
@@ -287,6 +289,22 @@ def join_cluster() -> None:
             "failed",
         )
         raise ClusterUnavailable(str(fault)) from error
+    if unreached := _unreached_node([node for node in ray.nodes() if node["Alive"]]):
+        raise ClusterUnavailable(str(unreached))
+
+
+def _unreached_node(nodes: Sequence[Mapping[str, Any]]) -> Fault | None:
+    """Return the fault of a node that Ray knows by an address of its loopback, which no other host reaches."""
+    for node in nodes:
+        address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]
+        others = [other["NodeManagerAddress"] for other in nodes if other["NodeManagerHostname"] != host]
+        if others and ip_address(address).is_loopback:
+            problem = (
+                f"Ray knows the host {host} by {address}, which the other hosts ({', '.join(others)}) cannot reach"
+            )
+            remedy = f"start Ray on {host} with --node-ip-address=ADDRESS, an address that the other hosts reach"
+            return Fault("RAY_ADDRESS", problem, remedy, "unfit")
+    return None
 
 
 def check_gpus(gpus: int, gpus_per_node: int) -> None:

@@ -21,6 +21,7 @@ from roll.backend_settings import Settings
 from roll.errors import (
     ECHO_SECONDS,
     BadInput,
+    HostUnreachable,
     RollError,
     WorkerAbandoned,
     WorkerDied,
@@ -142,10 +143,22 @@ class WorkerGroup(Ranks[S]):
         """
         self._settings, self._collective_timeout = settings, collective_timeout
         everyone = range(len(self))
+        await self._warn_of_network(seconds)
         self.device_name = (await self._build(everyone, await self.meeting_point(everyone, seconds), seconds))[0]
         self._started = True
         LOG.info("%s has started, %d rank(s)", self.role, len(self))
         await self._record_processes(everyone)
+
+    async def _warn_of_network(self, seconds: float) -> None:
+        """Log what may keep ranks on several hosts from finding each other. Ranks that can be replaced are alone."""
+        firsts = {place.node_id: rank for rank, place in reversed(list(enumerate(self._placements)))}
+        if len(firsts) < 2 or self.callers:
+            return
+        ranks = list(firsts.values())
+        asked = [self._actors[rank].network_notice.remote() for rank in ranks]
+        for rank, notice in zip(ranks, await self._gather(asked, "network_notice", seconds, ranks), strict=True):
+            if notice:
+                LOG.warning("%s rank %d on %s: %s", self.role, rank, self.host(rank), notice)
 
     async def kill_rank(self, rank: int) -> None:
         """Kill one rank's process, so that its unanswered calls fail. `replace` starts another. Idempotent."""
@@ -336,6 +349,8 @@ class WorkerGroup(Ranks[S]):
     def _waited_in_vain(self, rank: int, error: BaseException | None) -> bool:
         """Return whether a rank failed because others did not join a collective. Only its log has NCCL's reason."""
         cause = _cause(error)
+        if isinstance(cause, HostUnreachable):
+            return False
         said = str(cause)
         if isinstance(cause, RayActorError):
             said += self.printed(rank)
@@ -449,7 +464,7 @@ class Batched(Ranks[S]):
 
 
 def _is_echo(cause: BaseException) -> bool:
-    return any(echo in str(cause).lower() for echo in ECHOES)
+    return not isinstance(cause, HostUnreachable) and any(echo in str(cause).lower() for echo in ECHOES)
 
 
 async def _result(ref: Any) -> Any:

@@ -32,6 +32,7 @@ from roll.backend_settings import Settings
 from roll.config.derived.devices import visible_devices
 from roll.errors import EngineShortage, RollError, WorkerFailed
 from roll.ray.batching import BatchedServer, portable
+from roll.system.addresses import GLOO, NCCL, interface_of, no_interface, own_interfaces, use_node_address
 from roll.system.imports import importing
 from roll.system.signs import announce
 from roll.system.step_memory import collect_rarely
@@ -231,6 +232,7 @@ class Process:
         _see(devices)
         _find_programs()
         _use_own_temporary()
+        _use_node_address()
         keep_signal_mask()
         announce("process started")
 
@@ -246,6 +248,10 @@ class Process:
     def free_address(self) -> tuple[str, int]:
         """Return this host's address and a free port for the role's rendezvous."""
         return _free_address()
+
+    def network_notice(self) -> str | None:
+        """Return a warning about the host's network for a role on several hosts, None if there is none."""
+        return _network_notice()
 
     def pid(self) -> int:
         """Return the process id, which the driver needs in order to end the process."""
@@ -296,6 +302,7 @@ class AsyncProcess(BatchedServer):
         _see(devices)
         _find_programs()
         _use_own_temporary()
+        _use_node_address()
         keep_signal_mask()
         announce("process started")
 
@@ -308,6 +315,10 @@ class AsyncProcess(BatchedServer):
     async def free_address(self) -> tuple[str, int]:
         """See `Process`."""
         return _free_address()
+
+    async def network_notice(self) -> str | None:
+        """See `Process`."""
+        return _network_notice()
 
     async def pid(self) -> int:
         """See `Process`."""
@@ -411,8 +422,20 @@ def _find_programs() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
+def _use_node_address() -> None:
+    """Let gloo, NCCL and vLLM use Ray's address of this node, which other hosts reach, where no variable says else."""
+    use_node_address(ray.util.get_node_ip_address())
+
+
+def _network_notice() -> str | None:
+    """Return why gloo and NCCL cannot be told to use Ray's address of this node; None if they can or were told."""
+    address, interfaces = ray.util.get_node_ip_address(), own_interfaces()
+    told = bool(os.environ.get(GLOO) and os.environ.get(NCCL))
+    return None if told or interface_of(address, interfaces) else no_interface(address, interfaces)
+
+
 def _free_address() -> tuple[str, int]:
-    with socket.socket() as probe:
-        address = ray.util.get_node_ip_address()
+    address = ray.util.get_node_ip_address()
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         return address, probe.getsockname()[1]

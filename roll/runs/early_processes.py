@@ -7,7 +7,6 @@ has passed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,9 +23,6 @@ from roll.ray.placement import worker_placements
 
 CUBLAS_WORKSPACE = ":4096:8"
 """Workspace configuration that torch requires for deterministic cuBLAS."""
-
-INTERFACES, LOOPBACK = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo"
-"""Variables that choose on which network interface gloo and NCCL listen, and the one that only this host reaches."""
 
 
 def early_groups(config: Config, plan: Plan, session: ClusterSession) -> dict[str, WorkerGroup[Any]]:
@@ -58,8 +54,7 @@ def new_group(
     blocking: bool,
 ) -> WorkerGroup[Any]:
     """Start the processes of a role. For the rest, see `WorkerGroup`."""
-    local = {name: LOOPBACK for name in INTERFACES if session.heads and name not in os.environ}
-    environment = {"TMPDIR": str(session.scratch), **local} | worker_environment(plan, config, system_envs)
+    environment = {"TMPDIR": str(session.scratch)} | worker_environment(plan, config, system_envs)
     role = plan.roles[name]
     models = (plan.roles[model] for model in model_roles(config) if model in plan.roles)
     cpu_ranks = sum(model.ranks for model in models if model.on_cpu)

@@ -20,7 +20,7 @@ from roll.backend import MicroBatch, Rank, ScoreStrategy, TeachStrategy, TrainSt
 from roll.config.derived.flops import gpu_rates
 from roll.data import packing
 from roll.data.packing import loss_weights
-from roll.errors import WeightSyncError
+from roll.errors import HostUnreachable, WeightSyncError
 from roll.models.flops import TrainingFlops
 from roll.ray.batching import Calls, Ranks
 from roll.ray.device_sharing import Residency
@@ -244,7 +244,7 @@ class ActorTrain(Learner):
         """See `Sender`."""
         try:
             await asyncio.to_thread(cut_off, rendezvous)
-        except RuntimeError as error:  # rank 0 has died; the next call on it reports that
+        except (RuntimeError, TimeoutError, HostUnreachable) as error:  # the next call on rank 0 reports its death
             LOG.info("the broadcast at %s could not be aborted: %s", rendezvous.point, error)
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -21,9 +20,9 @@ from torch.distributed.distributed_c10d import BroadcastOptions
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from roll.errors import WeightSyncError
-from roll.system.ranges import ranges
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import spec
+from roll.weight_sync.meeting import meet, own_place
 from roll.weight_sync.routes import Rendezvous, Route
 from roll.weight_sync.store import open_store
 
@@ -37,11 +36,6 @@ LOOK_EVERY = 0.2
 """Seconds between two checks of a broadcast's store."""
 CUT_OFF = "cut off"
 """Key in the broadcast's store. It is set when a member has died, to stop the other members from waiting."""
-ALL_HERE = "all here"
-"""Key in the broadcast's store. Rank 0 sets it once all members have joined, so that the others ask for one key alone.
-"""
-MEMBER_SECONDS = 1e-4
-"""Seconds between two requests of a member that waits for the others, for each member: the store answers one by one."""
 CUT_OFF_SECONDS = 10.0
 """Deadline for setting the key `CUT_OFF`, in seconds. The trainer's rank 0 hosts the store."""
 
@@ -117,11 +111,13 @@ class Broadcast:
 
         Raises:
             TimeoutError: some members did not join.
+            HostUnreachable: a member cannot connect to another.
             WeightSyncError: a member died, and the broadcast was cut off.
         """
         limit = timedelta(seconds=rendezvous.seconds)
         store = open_store(rendezvous.point, rank == 0, rendezvous.seconds)
-        meet(store, rank, rendezvous)
+        place = own_place(device.type == "cuda") if rendezvous.point.address else None
+        meet(store, rank, rendezvous.size, rendezvous.seconds, place, lambda: _raise_if_cut_off(store))
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
@@ -163,39 +159,9 @@ class Broadcast:
         del self._group, self._store
 
 
-def meet(store: Any, rank: int, rendezvous: Rendezvous) -> None:
-    """Wait until all members of a broadcast have joined. NCCL itself would wait forever for a dead member.
-
-    Raises:
-        TimeoutError: some members did not join before the deadline.
-        WeightSyncError: a member died, and the broadcast was cut off.
-    """
-    store.set(_present(rank), "")
-    end, missing = time.monotonic() + rendezvous.seconds, list(range(rendezvous.size))
-    pause = max(LOOK_EVERY / 10, rendezvous.size * MEMBER_SECONDS)
-    while not store.check([ALL_HERE]):
-        if rank == 0 and not (missing := absent(store, missing)):
-            store.set(ALL_HERE, "")
-            return
-        if store.check([CUT_OFF]):
-            raise WeightSyncError("the broadcast was cut off before all of its members had joined")
-        if time.monotonic() > end:
-            raise TimeoutError(f"timed out: member(s) {ranges(absent(store, missing))} did not join the broadcast")
-        time.sleep(pause)
-
-
-def absent(store: Any, members: Sequence[int]) -> list[int]:
-    """Return the members that have not joined. Takes a single request if all have."""
-    if store.check([_present(member) for member in members]):
-        return []
-    if len(members) == 1:
-        return list(members)
-    middle = len(members) // 2
-    return absent(store, members[:middle]) + absent(store, members[middle:])
-
-
-def _present(member: int) -> str:
-    return f"here {member}"
+def _raise_if_cut_off(store: Any) -> None:
+    if store.check([CUT_OFF]):
+        raise WeightSyncError("the broadcast was cut off before all of its members had joined")
 
 
 def cut_off(rendezvous: Rendezvous) -> None:

@@ -1,8 +1,8 @@
 """Chooses how the weights are sent to each engine. Pure functions of the placement plan.
 
-an engine on the CPU               a file in the host's shared memory
+an engine on the CPU               a file in the host's shared memory, if all engines are on the trainer's host
 an engine on the trainer's GPUs    the trainer's buffer, shared through CUDA IPC, so that no data leaves the GPU
-an engine on other GPUs            a broadcast from the trainer's rank 0 (NCCL; gloo on the CPU)
+another engine                     a broadcast from the trainer's rank 0 (NCCL; gloo on the CPU)
 """
 
 from __future__ import annotations
@@ -75,16 +75,33 @@ class SyncRoutes:
     """Number of members of the broadcast group, including the trainer; 0 if no engine needs a broadcast."""
 
 
-def find_routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> SyncRoutes:
-    """Return the routes to the given engines. Ranks of the broadcast group are contiguous."""
-    to = routes(train, infer, gpus_per_node, engines)
+def find_routes(
+    train: RolePlan, infer: RolePlan, gpus_per_node: int, cpu_hosts: int, engines: Collection[int]
+) -> SyncRoutes:
+    """Return the routes to the given engines. Ranks of the broadcast group are contiguous.
+
+    Args:
+        cpu_hosts: number of hosts over which the ranks of a role on the CPU are distributed in turn.
+    """
+    to = cpu_routes(engines, cpu_hosts) if infer.on_cpu else routes(train, infer, gpus_per_node, engines)
     return SyncRoutes(to, sharing_ranks(train, infer, to), broadcast_size(to.values(), infer.tensor_parallel))
+
+
+def cpu_routes(engines: Collection[int], hosts: int) -> dict[int, Route]:
+    """Return the routes to engines on the CPU: files if all are on the host of the trainer's rank 0, else a broadcast.
+
+    All engines take the same route, because the trainer writes a bucket either to a file or to the broadcast.
+    """
+    on_one = all(number % hosts == 0 for number in engines)
+    if on_one:
+        return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
+    return {
+        number: Route(Transport.BROADCAST, number % hosts == 0, rank) for rank, number in enumerate(sorted(engines), 1)
+    }
 
 
 def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> dict[int, Route]:
     """Return the route to each engine, in order. An engine shares all or none of its devices with the trainer."""
-    if infer.on_cpu:
-        return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
     home = train.devices[0][0] // gpus_per_node if train.devices[0] else None
     rank_of = {device: rank for rank, devices in enumerate(train.devices) for device in devices}
     out, rank = {}, 1

@@ -7,14 +7,22 @@ a single address; it asks for no proof of identity, so the network must keep str
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
 
+from roll.errors import HostUnreachable
+from roll.system.addresses import NODE
 from roll.weight_sync.routes import MeetingPoint
 
+CONNECT_SECONDS, UNREACHED_SECONDS = 10.0, 60.0
+"""Deadlines for one connection to the server, and for its host to be reached at all."""
+LOOK_EVERY = 0.2
+"""Seconds between two tries to connect."""
 BACKLOG = 1024
 """Connections that may wait until the server accepts them."""
 
@@ -28,7 +36,8 @@ def open_store(point: MeetingPoint, hosts: bool, seconds: float) -> Any:
 
     Raises:
         OSError: the address cannot be listened on.
-        torch.distributed.DistNetworkError: the server does not answer.
+        HostUnreachable: the server's host cannot be reached.
+        TimeoutError: the host can be reached, but no server has opened within `seconds`.
     """
     limit = timedelta(seconds=seconds)
     if point.file:
@@ -36,6 +45,8 @@ def open_store(point: MeetingPoint, hosts: bool, seconds: float) -> Any:
         store.set_timeout(limit)
         return store
     listener = listen_at(point.address, point.port) if hosts else None
+    if not hosts:
+        _knock(point, seconds)
     return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
         point.address,
         point.port,
@@ -45,6 +56,28 @@ def open_store(point: MeetingPoint, hosts: bool, seconds: float) -> Any:
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
+
+
+def _knock(point: MeetingPoint, seconds: float) -> None:
+    """Wait until the server listens. torch would not tell a host that cannot be reached from a server that is late."""
+    start = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((point.address, point.port), CONNECT_SECONDS).close()
+            return
+        except ConnectionRefusedError as error:
+            if time.monotonic() > start + seconds:
+                where = f"{point.address}:{point.port}"
+                raise TimeoutError(f"timed out: nobody listens at {where}, where the first rank invites") from error
+        except OSError as error:
+            if time.monotonic() > start + min(seconds, UNREACHED_SECONDS):
+                own = os.environ.get(NODE, "this host")
+                raise HostUnreachable(
+                    f"{own} cannot connect to {point.address}:{point.port}, where the first rank invites: "
+                    f"{error.strerror or 'no answer'}; let the hosts reach each other at Ray's addresses on all ports, "
+                    f"or start Ray with another --node-ip-address"
+                ) from error
+        time.sleep(LOOK_EVERY)
 
 
 def listen_at(address: str, port: int) -> socket.socket:

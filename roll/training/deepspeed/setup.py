@@ -37,6 +37,7 @@ from roll.system.signs import announce
 from roll.training.deepspeed.experts import expert_group, total_norm
 from roll.training.deepspeed.extension_locks import turn_to_compile
 from roll.training.deepspeed.settings import DeepSpeedConfig
+from roll.weight_sync.meeting import meet, own_place
 from roll.weight_sync.store import open_store
 
 
@@ -373,12 +374,19 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def join_process_group(rank: Rank) -> None:
-    """Join the role's process group, at first. Its collectives have a timeout of `rank.timeout` seconds."""
+    """Join the role's process group, at first. Its collectives have a timeout of `rank.timeout` seconds.
+
+    Raises:
+        HostUnreachable: ranks on different hosts do not reach each other.
+        TimeoutError: some ranks did not come.
+    """
     if rank.device == "cuda":
         torch.cuda.set_device(0)
     timeout = timedelta(seconds=rank.timeout)
     if not torch.distributed.is_initialized():
         store = open_store(rank.meeting_point, rank.rank == 0, rank.timeout)
+        if rank.master_address:  # several hosts
+            meet(store, rank.rank, rank.world_size, rank.timeout, own_place(rank.device == "cuda"))
         torch.distributed.init_process_group(
             BACKENDS[rank.device], timeout=timeout, store=store, rank=rank.rank, world_size=rank.world_size
         )

@@ -72,7 +72,11 @@ def test_the_head_comes_first_and_goes_last() -> None:
         "'env RAY_AUTH_MODE=token RAY_worker_niceness=0 /opt/env/bin/ray start --disable-usage-stats --head "
         "--port=6379 --num-gpus=8'"
     )
-    assert other.host == "user@10.0.0.2" and other.words[-2:] == ("--address=worker-1:6379", "--num-gpus=8")
+    assert other.host == "user@10.0.0.2" and other.words[-3:] == (
+        "--address=worker-1:6379",
+        "--node-ip-address=10.0.0.2",
+        "--num-gpus=8",
+    )
     assert [command.host for command in stop_commands(hosts, RAY)] == ["user@10.0.0.2", "worker-1"]
     assert join_words(hosts[::-1], 7000) == "RAY_AUTH_MODE=token RAY_ADDRESS=10.0.0.2:7000"
     some, of_version_6 = start_commands([Host("fd00::1", 2, (1, 3)), Host("b", 2)], 6379, RAY)

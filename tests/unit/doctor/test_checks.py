@@ -180,13 +180,6 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
     ),
     ({"links": {}}, "NVLink", Verdict.WARNING, "does not report", "by hand"),
     (
-        {"network": Network(("docker0", "eth0"), "eth0", (), None)},
-        "network",
-        Verdict.WARNING,
-        "docker0, eth0",
-        "system_envs: {NCCL_SOCKET_IFNAME: eth0}",
-    ),
-    (
         {"network": Network(("eth0",), "eth0", (), "ib")},
         "network",
         Verdict.BROKEN,
@@ -286,8 +279,29 @@ def test_interface_filter_is_read_as_nccl_reads_it(chosen: str, picks: str) -> N
     ]
 
 
+FOUND = {"interface": "eth0", "unreached": []}
+"""Of a node whose address is on an interface, and which reaches the others."""
+
+
+@pytest.mark.parametrize(
+    ("first", "verdict", "said"),
+    [
+        ({"interface": None}, Verdict.WARNING, "no network interface of 10.0.0.1 holds Ray's address"),
+        ({"unreached": ["127.0.1.1: Connection refused"]}, Verdict.BROKEN, "10.0.0.1 to 127.0.1.1: Connection refused"),
+    ],
+)
+def test_nodes_that_are_not_reached_are_told(first: dict[str, object], verdict: Verdict, said: str) -> None:
+    nodes = [{"address": f"10.0.0.{number}", "gpus": 8, "niceness": 0} | FOUND for number in (1, 2)]
+    nodes[0] |= first
+    found = diagnose(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=tuple(nodes)))[-1]
+    assert found.verdict is verdict and said in found.found and "GLOO_SOCKET_IFNAME" in (found.remedy or "")
+
+
 def test_a_cluster_is_described() -> None:
-    nodes = ({"address": "10.0.0.1", "gpus": 8, "niceness": 0}, {"address": "10.0.0.2", "gpus": 8, "niceness": 0})
+    nodes = (
+        {"address": "10.0.0.1", "gpus": 8, "niceness": 0} | FOUND,
+        {"address": "10.0.0.2", "gpus": 8, "niceness": 0} | FOUND,
+    )
     found = diagnose(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
     assert found == Diagnosis(
         "Ray", Verdict.OK, "the cluster at 10.0.0.1:6379 has 2 node(s): 10.0.0.1 (8 GPUs), 10.0.0.2 (8 GPUs)"
@@ -295,7 +309,10 @@ def test_a_cluster_is_described() -> None:
 
 
 def test_workers_that_give_way_to_others_are_told() -> None:
-    nodes = ({"address": "10.0.0.1", "gpus": 8, "niceness": 0}, {"address": "10.0.0.2", "gpus": 8, "niceness": 15})
+    nodes = (
+        {"address": "10.0.0.1", "gpus": 8, "niceness": 0} | FOUND,
+        {"address": "10.0.0.2", "gpus": 8, "niceness": 15} | FOUND,
+    )
     found = diagnose(dataclasses.replace(SOUND, ray_address="10.0.0.1:6379", ray_nodes=nodes))[-1]
     assert found.verdict is Verdict.WARNING and found.remedy == "start Ray with RAY_worker_niceness=0"
     assert "; workers on 10.0.0.2 " in found.found

@@ -18,13 +18,13 @@ from roll.weight_sync.device import (
     ALIGNMENT,
     SLOTS,
     DeviceSender,
-    absent,
     buffer_checksum,
     cut_off,
     layout,
     verified_tensors,
     views,
 )
+from roll.weight_sync.meeting import absent
 from roll.weight_sync.routes import Rendezvous, Route, Transport
 from roll.weight_sync.transfer import BucketReader
 from tests import limits
