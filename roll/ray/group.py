@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -33,7 +33,7 @@ from roll.ray.batching import BatchedCaller, Failure, Paced, Ranks
 from roll.ray.device_sharing import run_together
 from roll.ray.liveness import WorkerProcess, is_own
 from roll.ray.placement import WorkerPlacement, address_of
-from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process
+from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process, network_notice
 from roll.ray.role_signs import RankState, work_of
 from roll.system.leftovers import Leftovers
 from roll.system.ranges import ranges
@@ -151,14 +151,23 @@ class WorkerGroup(Ranks[S]):
 
     async def _warn_of_network(self, seconds: float) -> None:
         """Log what may keep ranks on several hosts from finding each other. Ranks that can be replaced are alone."""
-        firsts = {place.node_id: rank for rank, place in reversed(list(enumerate(self._placements)))}
-        if len(firsts) < 2 or self.callers:
-            return
-        ranks = list(firsts.values())
-        asked = [self._actors[rank].network_notice.remote() for rank in ranks]
-        for rank, notice in zip(ranks, await self._gather(asked, "network_notice", seconds, ranks), strict=True):
-            if notice:
-                LOG.warning("%s rank %d on %s: %s", self.role, rank, self.host(rank), notice)
+        if not self.callers:
+            for host, notice in (await self.ask_hosts(network_notice, seconds=seconds)).items():
+                if notice:
+                    LOG.warning("%s on %s: %s", self.role, host, notice)
+
+    async def ask_hosts(
+        self, question: Callable[[Unpack[Ts]], R], *arguments: Unpack[Ts], seconds: float
+    ) -> dict[str, R]:
+        """Return what a function says in a process of this role on each host but the driver's, by the host's address.
+
+        Raises:
+            WorkerFailed: a process failed or did not answer within `seconds`.
+        """
+        firsts = {self.host(rank): rank for rank in reversed(range(len(self))) if not self.is_here(rank)}
+        asked = [self._actors[rank].ask.remote(question, *arguments) for rank in firsts.values()]
+        answers = await self._gather(asked, "ask", seconds, list(firsts.values())) if asked else []
+        return dict(zip(firsts, answers, strict=True))
 
     async def kill_rank(self, rank: int) -> None:
         """Kill one rank's process, so that its unanswered calls fail. `replace` starts another. Idempotent."""

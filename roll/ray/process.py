@@ -11,6 +11,7 @@ has died.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import resource
@@ -249,9 +250,9 @@ class Process:
         """Return this host's address and a free port for the role's rendezvous."""
         return _free_address()
 
-    def network_notice(self) -> str | None:
-        """Return a warning about the host's network for a role on several hosts, None if there is none."""
-        return _network_notice()
+    def ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function says in this process, on its host."""
+        return question(*arguments)
 
     def pid(self) -> int:
         """Return the process id, which the driver needs in order to end the process."""
@@ -316,9 +317,9 @@ class AsyncProcess(BatchedServer):
         """See `Process`."""
         return _free_address()
 
-    async def network_notice(self) -> str | None:
+    async def ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         """See `Process`."""
-        return _network_notice()
+        return await asyncio.to_thread(question, *arguments)
 
     async def pid(self) -> int:
         """See `Process`."""
@@ -427,7 +428,7 @@ def _use_node_address() -> None:
     use_node_address(ray.util.get_node_ip_address())
 
 
-def _network_notice() -> str | None:
+def network_notice() -> str | None:
     """Return why gloo and NCCL cannot be told to use Ray's address of this node; None if they can or were told."""
     address, interfaces = ray.util.get_node_ip_address(), own_interfaces()
     told = bool(os.environ.get(GLOO) and os.environ.get(NCCL))

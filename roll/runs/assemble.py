@@ -43,6 +43,7 @@ from roll.runs.checkpointer import CONFIG_FILE, EXPORT_MARK, Checkpointer
 from roll.runs.early_processes import early_groups, is_trainer_side
 from roll.runs.ending import RunEnding
 from roll.runs.hub import check_upload, upload
+from roll.runs.hosts import check_hosts
 from roll.runs.interrupt import Interrupt
 from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.runs.stored.start import finish_upload, in_store
@@ -341,6 +342,7 @@ async def _run(
         with interrupt.working():
             async with context.session.watched():
                 roles = Roles(config, context.plan, context.session, stack, early)
+                await check_hosts(config, context.plan, early)
                 while (lost := await _attempt(roles, loop, context, interrupt, life)) is not None:
                     seconds = restarts.wait_after(lost, context.tracker.step_under_way if roles.are_running else None)
                     await roles.end_trainer_side()

@@ -23,7 +23,9 @@ from tests import limits
 from tests.hosts.remote import Daemon
 
 ROOT = Path(__file__).parents[2]
-WORK, HOME, PROGRAMS = "/tmp/run", "/tmp/home", "/tmp/bin"
+WORK, HOME, PROGRAMS, SHARED = "/tmp/run", "/tmp/home", "/tmp/bin", "/tmp/shared"
+COMPILED = Path(".cache/torch_extensions")
+"""Where DeepSpeed's compiled ops are, below a home folder. A host gets a copy, because compiling takes minutes."""
 NETWORK, NETWORK6 = "10.77.0", "fd77:"
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 DEBIAN = "127.0.0.1 localhost\n127.0.1.1 {name}\n"
@@ -31,9 +33,11 @@ DEBIAN = "127.0.0.1 localhost\n127.0.1.1 {name}\n"
 INIT = """
 set -e
 hostname {name}
+[ -z "$SHARED" ] || exec 9<"$SHARED"
 mount -t tmpfs -o size={disk} roll-tmp /tmp
 mount -t tmpfs -o size=2g roll-shm /dev/shm
 mkdir -p {work} {home} {programs} /tmp/etc
+[ -z "$SHARED" ] || {{ mkdir {shared}; mount --no-canonicalize --bind /proc/self/fd/9 {shared}; exec 9<&-; }}
 printf '%s' "$HOSTS_FILE" > /tmp/etc/hosts; : > /tmp/etc/resolv.conf
 mount --bind /tmp/etc/hosts /etc/hosts
 [ ! -e /etc/resolv.conf ] || mount --bind /tmp/etc/resolv.conf /etc/resolv.conf
@@ -142,7 +146,10 @@ class Host:
         """Copy a file or a folder onto the host."""
         target = self.path(inside)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copy(source, target)
 
 
 @dataclass
@@ -171,8 +178,14 @@ class Lab:
 
 
 @contextmanager
-def lab(count: int, hosts_file: str = DEBIAN, disk: str = "4g") -> Iterator[Lab]:
-    """Make `count` hosts, named h1, h2, ... `hosts_file`: their `/etc/hosts`, with `{name}` for the own name."""
+def lab(count: int, hosts_file: str = DEBIAN, disk: str = "4g", shared: Path | None = None) -> Iterator[Lab]:
+    """Make `count` hosts, named h1, h2, ...
+
+    Args:
+        hosts_file: their `/etc/hosts`, with `{name}` for the own name.
+        disk: size of their `/tmp`.
+        shared: a folder that all of them have at `SHARED`, as if it were on a network file system.
+    """
     token = secrets.token_hex(32)
     with ExitStack() as stack:
         switch = stack.enter_context(_held(["unshare", "--net", "sleep", "infinity"]))
@@ -180,17 +193,20 @@ def lab(count: int, hosts_file: str = DEBIAN, disk: str = "4g") -> Iterator[Lab]
         _in_network(switch.pid, "ip", "link", "set", "br0", "up")
         made = Lab([], switch.pid)
         for number in range(1, count + 1):
-            made.hosts.append(stack.enter_context(_host(number, switch.pid, hosts_file, disk, token)))
+            made.hosts.append(stack.enter_context(_host(number, switch.pid, hosts_file, disk, token, shared)))
         stack.enter_context(Daemon(made.hosts).serving())
         yield made
 
 
 @contextmanager
-def _host(number: int, switch: int, hosts_file: str, disk: str, token: str) -> Iterator[Host]:
+def _host(
+    number: int, switch: int, hosts_file: str, disk: str, token: str, shared: Path | None
+) -> Iterator[Host]:
     name = f"h{number}"
-    script = INIT.format(name=name, disk=disk, work=WORK, home=HOME, programs=PROGRAMS)
+    script = INIT.format(name=name, disk=disk, work=WORK, home=HOME, programs=PROGRAMS, shared=SHARED)
     words = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
-    with _held([*words, "bash", "-c", script], {"HOSTS_FILE": hosts_file.format(name=name)}) as outer:
+    own = {"HOSTS_FILE": hosts_file.format(name=name), "SHARED": str(shared.absolute()) if shared else ""}
+    with _held([*words, "bash", "-c", script], own) as outer:
         host = Host(name, number, _child(outer), login(token))
         limits.until(host.path("/tmp/ready").exists, f"{name} is ready", limits.PROCESS)
         peer = ("type", "veth", "peer", "name", "eth0", "netns", str(host.init))
@@ -203,6 +219,8 @@ def _host(number: int, switch: int, hosts_file: str, disk: str, token: str) -> I
         _in_network(host.init, "ip", "link", "add", "docker0", "type", "bridge")
         _in_network(host.init, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
         _in_network(host.init, "ip", "link", "set", "docker0", "up")
+        if (compiled := Path.home() / COMPILED).is_dir():
+            host.put(compiled, str(Path(HOME) / COMPILED))
         yield host
 
 
