@@ -19,7 +19,7 @@ SITE := .venv-site/packages
 
 # The two halves of `make test`. One starts engines, which wait for each other and leave a core idle, and the other does not.
 PARTS := tests/unit tests/bad_input
-ENGINES := tests/engines tests/integration tests/gpu
+ENGINES := tests/engines tests/integration tests/hosts tests/gpu
 
 .PHONY: demo agent-demo smollm2 pictures test test-parts test-engines test-all docs lint site release-check install
 .DEFAULT_GOAL := install

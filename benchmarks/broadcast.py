@@ -1,6 +1,6 @@
 """One member of a broadcast of weights between CPUs: `broadcast.py RANK SIZE ADDRESS PORT OWN_ADDRESS MIB`.
 
-Prints the seconds from the start of the broadcast until all bytes are here. `hosts.py` starts the members.
+Prints the seconds from the start of the broadcast until all bytes are here. `links.py` starts the members.
 """
 
 from __future__ import annotations

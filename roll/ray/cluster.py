@@ -289,11 +289,11 @@ def join_cluster() -> None:
             "failed",
         )
         raise ClusterUnavailable(str(fault)) from error
-    if unreached := _unreached_node([node for node in ray.nodes() if node["Alive"]]):
+    if unreached := unreached_node([node for node in ray.nodes() if node["Alive"]]):
         raise ClusterUnavailable(str(unreached))
 
 
-def _unreached_node(nodes: Sequence[Mapping[str, Any]]) -> Fault | None:
+def unreached_node(nodes: Sequence[Mapping[str, Any]]) -> Fault | None:
     """Return the fault of a node that Ray knows by an address of its loopback, which no other host reaches."""
     for node in nodes:
         address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]

@@ -156,9 +156,7 @@ class WorkerGroup(Ranks[S]):
                 if notice:
                     LOG.warning("%s on %s: %s", self.role, host, notice)
 
-    async def ask_hosts(
-        self, question: Callable[[Unpack[Ts]], R], *arguments: Unpack[Ts], seconds: float
-    ) -> dict[str, R]:
+    async def ask_hosts(self, question: Callable[[Unpack[Ts]], R], *arguments: *Ts, seconds: float) -> dict[str, R]:
         """Return what a function says in a process of this role on each host but the driver's, by the host's address.
 
         Raises:

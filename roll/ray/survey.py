@@ -19,7 +19,7 @@ from roll.system.addresses import interface_of, listening_place, own_interfaces,
 
 SECONDS = 60.0
 """Deadline for every node to start a worker, and for all connections of a node."""
-CONNECT_SECONDS = 5.0
+REACH_SECONDS = 5.0
 """Deadline for one connection."""
 
 
@@ -57,7 +57,7 @@ class Probe:
 
 def _refusal(address: str, port: int) -> str:
     try:
-        socket.create_connection((address, port), CONNECT_SECONDS).close()
+        socket.create_connection((address, port), REACH_SECONDS).close()
     except OSError as error:
         return error.strerror or "no answer"
     return ""

@@ -42,8 +42,8 @@ from roll.runs.checkpoint.store import CHECKPOINTS, CheckpointStore
 from roll.runs.checkpointer import CONFIG_FILE, EXPORT_MARK, Checkpointer
 from roll.runs.early_processes import early_groups, is_trainer_side
 from roll.runs.ending import RunEnding
-from roll.runs.hub import check_upload, upload
 from roll.runs.hosts import check_hosts
+from roll.runs.hub import check_upload, upload
 from roll.runs.interrupt import Interrupt
 from roll.runs.run_context import Loop, PreparedRun, RunContext
 from roll.runs.stored.start import finish_upload, in_store

@@ -102,9 +102,9 @@ def no_interface(address: str, interfaces: Interfaces) -> str:
     """Return the warning for a node whose address no interface holds, with the key to set."""
     held = "; ".join(f"{name} {', '.join(listed)}" for name, listed in interfaces.items())
     return (
-        f"no network interface of the host holds its address in the Ray cluster, {address} (it has {held}), so gloo and "
-        f"NCCL choose one themselves; if the ranks do not reach each other, start Ray with --node-ip-address, or set "
-        f"{KEYS} to the interface that the other hosts reach"
+        f"no network interface of the host holds its address in the Ray cluster, {address} (it has {held}), so gloo "
+        f"and NCCL choose one themselves; if the ranks do not reach each other, start Ray with --node-ip-address, or "
+        f"set {KEYS} to the interface that the other hosts reach"
     )
 
 

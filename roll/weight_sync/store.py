@@ -21,7 +21,7 @@ from roll.weight_sync.routes import MeetingPoint
 
 CONNECT_SECONDS, UNREACHED_SECONDS = 10.0, 60.0
 """Deadlines for one connection to the server, and for its host to be reached at all."""
-LOOK_EVERY = 0.2
+KNOCK_EVERY = 0.2
 """Seconds between two tries to connect."""
 BACKLOG = 1024
 """Connections that may wait until the server accepts them."""
@@ -77,7 +77,7 @@ def _knock(point: MeetingPoint, seconds: float) -> None:
                     f"{error.strerror or 'no answer'}; let the hosts reach each other at Ray's addresses on all ports, "
                     f"or start Ray with another --node-ip-address"
                 ) from error
-        time.sleep(LOOK_EVERY)
+        time.sleep(KNOCK_EVERY)
 
 
 def listen_at(address: str, port: int) -> socket.socket:

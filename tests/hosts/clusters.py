@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import limits
-from tests.hosts.lab import Host, Lab
+from tests.hosts.lab import WORK, Host, Lab
 
 PORT = 6379
 
@@ -30,9 +30,10 @@ def ray_cluster(made: Lab, names: Sequence[str] = ()) -> Iterator[dict[str, str]
     head.run("python", "-m", "roll.cluster", "hostfile", "stop", "--run")
 
 
-def train(host: Host, cluster: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    """Start `python -m roll.pipeline` on a host."""
-    return host.start("python", "-m", "roll.pipeline", *arguments, environment=cluster)
+def train(host: Host, cluster: dict[str, str], *arguments: str, folder: str = WORK) -> subprocess.Popen[str]:
+    """Start `python -m roll.pipeline` on a host, with `folder` as its working directory."""
+    words = ("env", f"--chdir={folder}", "python", "-m", "roll.pipeline", *arguments)
+    return host.start(*words, environment=cluster)
 
 
 def ended(run: subprocess.Popen[str]) -> tuple[int, str]:

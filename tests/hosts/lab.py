@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.wire import Wire
 from tests import limits
 from tests.hosts.remote import Daemon
 
@@ -159,6 +160,8 @@ class Lab:
     hosts: list[Host]
     switch: int
     """Process id of the process that holds the bridge's namespace."""
+    wires: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    """The processes of slow wires, by host."""
 
     def _switch(self, *command: str) -> None:
         subprocess.run(["nsenter", f"--target={self.switch}", "--net", *command], check=True, timeout=limits.CALL)
@@ -166,6 +169,32 @@ class Lab:
     def cut(self, host: Host, off: bool = True) -> None:
         """Cut a host off the network, or connect it again. Its interface stays up, as with a failing switch."""
         self._switch("ip", "link", "set", f"v{host.number}", *(("nomaster",) if off else ("master", "br0")))
+
+    def lay(self, host: Host, wire: Wire) -> None:
+        """Connect a host by a slow or lossy wire. The first one replaces its interface: lay it before connecting."""
+        if host.name not in self.wires:
+            self.wires[host.name] = self._new_wire(host)
+        stdin = self.wires[host.name].stdin
+        assert stdin is not None
+        stdin.write(f"{wire.delay} {wire.loss}\n")
+        stdin.flush()
+
+    def _new_wire(self, host: Host) -> subprocess.Popen[str]:
+        ends = (f"w{host.number}", f"e{host.number}")
+        words = [sys.executable, "-S", str(ROOT / "benchmarks" / "wire.py"), *ends, "0", "0"]
+        process = subprocess.Popen(
+            [*END_WITH_PARENT, "nsenter", f"--target={self.switch}", "--net", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        self._switch("ip", "link", "del", f"v{host.number}")
+        self._switch("ip", "link", "set", ends[1], "netns", str(host.init), "name", "eth0")
+        # Under the name of the interface that it replaces, so that a host can be cut off and limited as before.
+        self._switch("ip", "link", "set", ends[0], "name", f"v{host.number}", "master", "br0", "up")
+        address_interface(host)
+        return process
 
     def limit(self, host: Host, rate: str | None) -> None:
         """Limit a host's network in both directions to a rate such as `1gbit`, None for no limit."""
@@ -195,13 +224,16 @@ def lab(count: int, hosts_file: str = DEBIAN, disk: str = "4g", shared: Path | N
         for number in range(1, count + 1):
             made.hosts.append(stack.enter_context(_host(number, switch.pid, hosts_file, disk, token, shared)))
         stack.enter_context(Daemon(made.hosts).serving())
-        yield made
+        try:
+            yield made
+        finally:
+            for wire in made.wires.values():
+                wire.kill()
+                wire.communicate()
 
 
 @contextmanager
-def _host(
-    number: int, switch: int, hosts_file: str, disk: str, token: str, shared: Path | None
-) -> Iterator[Host]:
+def _host(number: int, switch: int, hosts_file: str, disk: str, token: str, shared: Path | None) -> Iterator[Host]:
     name = f"h{number}"
     script = INIT.format(name=name, disk=disk, work=WORK, home=HOME, programs=PROGRAMS, shared=SHARED)
     words = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
@@ -212,9 +244,7 @@ def _host(
         peer = ("type", "veth", "peer", "name", "eth0", "netns", str(host.init))
         _in_network(switch, "ip", "link", "add", f"v{number}", *peer)
         _in_network(switch, "ip", "link", "set", f"v{number}", "master", "br0", "up")
-        _in_network(host.init, "ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
-        _in_network(host.init, "ip", "-6", "addr", "add", f"{host.address6}/64", "dev", "eth0", "nodad")
-        _in_network(host.init, "ip", "link", "set", "eth0", "up")
+        address_interface(host)
         # As Docker makes it: an interface with the same address on every host, by which no other host is reached.
         _in_network(host.init, "ip", "link", "add", "docker0", "type", "bridge")
         _in_network(host.init, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
@@ -222,6 +252,13 @@ def _host(
         if (compiled := Path.home() / COMPILED).is_dir():
             host.put(compiled, str(Path(HOME) / COMPILED))
         yield host
+
+
+def address_interface(host: Host) -> None:
+    """Give a host's interface its addresses."""
+    _in_network(host.init, "ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
+    _in_network(host.init, "ip", "-6", "addr", "add", f"{host.address6}/64", "dev", "eth0", "nodad")
+    _in_network(host.init, "ip", "link", "set", "eth0", "up")
 
 
 def login(token: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tests.hosts.lab import DEBIAN, ROOT, Host, Lab
 from tests.hosts.remote import parse_srun, parse_ssh
 
 KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], 4444), float(sys.argv[2])).close()"
-SERVE = "import socket; s = socket.create_server(('', 4444)); print('up', flush=True)\nwhile True: s.accept()[0].close()"
+SERVE = "import socket; s = socket.create_server(('', 4444)); print('up', flush=True)\nwhile True: s.accept()"
 
 
 def reaches(host: Host, address: str) -> bool:
@@ -66,9 +66,13 @@ def test_a_host_that_dies_takes_its_processes(two_hosts: Lab) -> None:
     assert first.run("hostname") == "h1\n"
 
 
-HELD = "import sys; sys.path.insert(0, {root!r}); from tests.hosts.lab import lab\n" + (
-    "with lab(2) as made:\n    print(*[host.init for host in made.hosts], made.switch, flush=True)\n    sys.stdin.read()"
-)
+HELD = """
+import sys; sys.path.insert(0, {root!r})
+from tests.hosts.lab import lab
+with lab(2) as made:
+    print(*[host.init for host in made.hosts], made.switch, flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None], ids=["killed", "terminated", "ended"])

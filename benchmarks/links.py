@@ -1,4 +1,4 @@
-"""Measures a broadcast of weights between two hosts over slow links: `python benchmarks/hosts.py`, as root.
+"""Measures a broadcast of weights between two hosts over slow links: `python benchmarks/links.py`, as root.
 
 The hosts are namespaces of this machine, joined by a bridge (see tests/hosts/lab.py); gloo sends over TCP.
 """

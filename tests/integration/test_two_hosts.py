@@ -1,0 +1,71 @@
+"""A run over two hosts that share one folder, and what is refused without it. See tests/hosts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import limits
+from tests.hosts.clusters import ended, ray_cluster, train
+from tests.hosts.lab import SHARED, Lab, lab, missing
+from tests.integration.conftest import TIMED, World
+
+pytestmark = pytest.mark.engines
+
+STEPS = "max_steps=2"
+
+
+@pytest.fixture(scope="module")
+def hosts(world: World) -> Iterator[Lab]:
+    """Return two hosts that have the world's folder at `SHARED`."""
+    if why := missing():
+        warnings.warn(f"NO RUN OVER SEVERAL HOSTS WAS TESTED: {why}", stacklevel=1)
+        pytest.skip(f"no run over several hosts was tested: {why}")
+    with lab(2, shared=world.folder) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts: Lab) -> Iterator[dict[str, str]]:
+    with ray_cluster(hosts) as joined:
+        yield joined
+
+
+def steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the metrics that do not depend on time."""
+    return [{name: value for name, value in line.items() if not name.startswith(TIMED)} for line in lines]
+
+
+def test_two_hosts_learn_what_one_learns(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
+    first, second = hosts.hosts
+    run = train(first, cluster, *world.rlvr("two_hosts", STEPS), folder=SHARED)
+    limits.until(
+        lambda: run.poll() is not None or any("ray::Process" in line for line in second.programs()),
+        "a rank runs on the second host",
+    )
+    status, said = ended(run)
+    assert status == 0, said
+    status, said = ended(train(first, {}, *world.rlvr("one_host", STEPS), folder=SHARED))
+    assert status == 0, said
+    alone = steady(world.metrics("one_host"))
+    for line, other in zip(steady(world.metrics("two_hosts")), alone, strict=True):
+        assert line == pytest.approx(other, abs=1e-6, rel=1e-6)
+    checkpoint = world.folder / "two_hosts" / "checkpoints" / "step_2"
+    parts = [path.name for path in (checkpoint / "deepspeed").glob("*optim_states.pt")]
+    assert len(parts) == 2, "both ranks wrote their parts"
+    limits.until(lambda: not [line for line in second.programs() if "ray::Process" in line], "the ranks have ended")
+
+
+@pytest.mark.full
+def test_hosts_without_what_a_run_needs_are_refused(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
+    first, second = hosts.hosts
+    first.put(world.folder / "warm" / "export", "model")
+    words = world.rlvr("/tmp/run/alone", STEPS, "pretrain=/tmp/run/model")
+    status, said = ended(train(first, cluster, *words, folder=SHARED))
+    assert status == 2, said
+    assert "actor_train.model_args.model_name_or_path: '/tmp/run/model' on host 10.77.0.2 is not there" in said
+    assert "output_dir: '/tmp/run/alone' is another folder on host(s) 10.77.0.2" in said
+    assert not [line for line in second.programs() if "ray::Process" in line]
