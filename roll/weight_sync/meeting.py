@@ -1,8 +1,7 @@
 """Members of a process group on several hosts check that they reach each other before gloo or NCCL connects them.
 
 If gloo or NCCL cannot connect two members, both wait for the other until the deadline, and neither says which address
-it tried. So each member listens where the library will listen, and the first member of each host connects to one of
-every other host.
+it tried. So each member listens where the library will listen, and each connects to one member of every other host.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from roll.weight_sync.store import listen_at
 LOOK_EVERY = 0.05
 """Seconds between two looks for members that have not come yet."""
 MEMBER_SECONDS = 1e-4
-"""The same for each member: the store answers their requests one by one."""
+"""Seconds between two requests of a member that waits for the others, for each member: the store answers one by one."""
 CONNECT_SECONDS = 10.0
 """Deadline for one connection between hosts that have both come."""
 
@@ -46,17 +45,12 @@ def meet(
         if place is not None:
             door = stack.enter_context(_listen(rank, place))
         port = door.getsockname()[1] if door else 0
-        where = (place.address, place.interface, str(port)) if place else ()
-        store.set(f"here {rank}", "|".join(where))
-        _wait(store, rank, "here", size, seconds, stopped)
-        if place is None:
-            return
-        members = [_member(said.decode()) for said in store.multi_get([f"here {other}" for other in range(size)])]
-        store.set(f"reached {rank}", _unreached(rank, members))
-        _wait(store, rank, "reached", size, seconds, stopped)
-        said = [one.decode() for one in store.multi_get([f"reached {other}" for other in range(size)])]
-        if problems := [one for one in said if one]:
-            raise HostUnreachable(problems[0])
+        where = f"{place.address}|{place.interface}|{port}" if place else ""
+        said = _exchange(store, rank, size, "here", where, seconds, stopped)
+        if place is not None:
+            problems = _exchange(store, rank, size, "reached", _unreached(rank, said), seconds, stopped)
+            if first := next(filter(None, problems), None):
+                raise HostUnreachable(first)
 
 
 def own_place(on_gpu: bool) -> Place:
@@ -76,10 +70,11 @@ def _member(said: str) -> tuple[Place, int]:
     return Place(address, interface), int(port)
 
 
-def _unreached(rank: int, members: Sequence[tuple[Place, int]]) -> str:
+def _unreached(rank: int, said: Sequence[str]) -> str:
     """Return why a member on another host cannot be reached, with both ends and the keys; empty if all can be, or if
     another member of this host tries.
     """
+    members = [_member(each) for each in said]
     own, _ = members[rank]
     if any(place.address == own.address for place, _ in members[:rank]):
         return ""  # the first member of this host tries: a door takes few connections at a time
@@ -103,25 +98,34 @@ def _problem(rank: int, own: Place, other: int, place: Place, error: OSError) ->
     )
 
 
-def _wait(store: Any, rank: int, key: str, size: int, seconds: float, stopped: Callable[[], None]) -> None:
-    """Wait until every member has set its key. Rank 0 looks for all of them, and the others for one key of rank 0."""
-    all_set, missing = f"all {key}", list(range(size))
-    end, pause = time.monotonic() + seconds, max(LOOK_EVERY, size * MEMBER_SECONDS)
-    while not store.check([all_set]):
-        if rank == 0 and not (missing := absent(store, key, missing)):
-            store.set(all_set, "")
-            return
+def _exchange(
+    store: Any, rank: int, size: int, key: str, own: str, seconds: float, stopped: Callable[[], None]
+) -> list[str]:
+    """Say a line of text to all members, and return what each said. Rank 0 collects, so that others read one key."""
+    store.set(_named(key, rank), own)
+    end, missing = time.monotonic() + seconds, list(range(size))
+    pause = max(LOOK_EVERY, size * MEMBER_SECONDS)
+    while not store.check([f"all {key}"]):
+        if rank == 0 and not (missing := absent(store, missing, key)):
+            said = [store.get(_named(key, member)).decode() for member in range(size)]
+            store.set(f"all {key}", "\n".join(said))
+            return said
         stopped()
         if time.monotonic() > end:
-            raise TimeoutError(f"timed out: member(s) {ranges(absent(store, key, missing))} did not join")
+            raise TimeoutError(f"timed out: member(s) {ranges(absent(store, missing, key))} did not join")
         time.sleep(pause)
+    return store.get(f"all {key}").decode().split("\n")
 
 
-def absent(store: Any, key: str, members: Sequence[int]) -> list[int]:
+def absent(store: Any, members: Sequence[int], key: str = "here") -> list[int]:
     """Return the members that have not set their key. Takes a single request if all have."""
-    if store.check([f"{key} {member}" for member in members]):
+    if store.check([_named(key, member) for member in members]):
         return []
     if len(members) == 1:
         return list(members)
     middle = len(members) // 2
-    return absent(store, key, members[:middle]) + absent(store, key, members[middle:])
+    return absent(store, members[:middle], key) + absent(store, members[middle:], key)
+
+
+def _named(key: str, member: int) -> str:
+    return f"{key} {member}"
