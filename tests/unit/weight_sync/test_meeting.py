@@ -30,7 +30,8 @@ def all_meet(places: Sequence[Place]) -> list[BaseException | None]:
         return store, None
 
     with ThreadPoolExecutor(len(places)) as threads:
-        return [error for _, error in threads.map(join, range(len(places)))]
+        ended = list(threads.map(join, range(len(places))))  # rank 0's store serves the others until all have ended
+    return [error for _, error in ended]
 
 
 def test_members_that_reach_each_other_meet() -> None:
