@@ -49,7 +49,7 @@ def test_failing_store_ends_run_with_remedy(hosts: tuple[Host, Host], action: st
     one.relay.act_at(f"/runs/{action}/checkpoints/step_6.3/weights", action)
     status, output = one.run(f"output_dir={address}")
     assert status == 3, output
-    assert f"{address}/checkpoints: " in output and "in the store is step 2" in output
+    assert f"{address}/checkpoints: " in output and "store is step 2" in output
     assert "same command again" in output and one.losses(f"output/runs/{action}")[-1][0] == STEPS
     assert ("AWS_ACCESS_KEY_ID" if action == "refuse" else "AWS_ENDPOINT_URL") in output
     one.relay.pass_on()
