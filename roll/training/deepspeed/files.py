@@ -140,8 +140,8 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool, diviso
     Raises:
         CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another
             degree of tensor or expert parallelism, or optimizer states in another place (memory or NVMe); it is
-            universal, and the run uses ZeRO-0, tensor or expert parallelism or optimizer states on NVMe; or a file
-            would execute code when loaded.
+            universal, and the run uses ZeRO-0, tensor parallelism or optimizer states on NVMe, or only one of the two
+            expert parallelism; or a file would execute code when loaded.
     """
     swaps = engine.zero_nvme_offload_optimizer()
     if (folder / UNIVERSAL).is_dir():
@@ -169,8 +169,10 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool, diviso
             f"{folder} was written with an autotp_size of {written}: resume with the same autotp_size"
         )
     if (written := experts_over(folder)) != divisors:
+        convert = f"; `python -m roll.export {folder} OUT --format universal` converts it for any size above 1"
         raise CheckpointError(
             f"{folder} was written with an autoep_size of {written}: resume with the same autoep_size"
+            f"{convert if min(written, divisors) > 1 else ''}"
         )
     with nothing_runs(folder):
         engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
