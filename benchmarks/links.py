@@ -5,7 +5,10 @@ The hosts are namespaces of this machine, joined by a bridge (see tests/hosts/la
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,23 +27,77 @@ LINKS: tuple[tuple[str, str | None, Wire | None, int], ...] = (
 """Name, rate, delay and loss, and MiB to send of each link."""
 
 
-def seconds(made: Lab, port: int, mib: int) -> float:
-    """Broadcast between the hosts, and return the seconds of the slowest member."""
-    head = made.hosts[0].address
+DEADLINE = 60.0
+"""Deadline of a broadcast in seconds."""
+
+
+def start(made: Lab, port: int, mib: int, deadline: float) -> list[subprocess.Popen[str]]:
+    """Start a broadcast from the first host to the others."""
+    head, size = made.hosts[0].address, str(len(made.hosts))
     words = ("python", "-m", "benchmarks.broadcast")
-    members = [
-        host.start(*words, str(rank), str(len(made.hosts)), head, str(port), host.address, str(mib))
+    numbers = (str(mib), str(deadline))
+    return [
+        host.start(*words, str(rank), size, head, str(port), host.address, *numbers)
         for rank, host in enumerate(made.hosts)
     ]
-    said = [member.communicate()[0] for member in members]
+
+
+def seconds(made: Lab, port: int, mib: int) -> float:
+    """Broadcast between the hosts, and return the seconds of the slowest member."""
+    said = [member.communicate()[0] for member in start(made, port, mib, 5 * DEADLINE)]
     return max(float(text.splitlines()[-1]) for text in said)
 
 
+def cut(made: Lab, pause: float) -> None:
+    """Cut the second host off for some seconds."""
+    made.cut(made.hosts[1])
+    time.sleep(pause)
+    made.cut(made.hosts[1], off=False)
+
+
+def freeze(made: Lab, pause: float) -> None:
+    """Stop the second host's processes for some seconds."""
+    made.hosts[1].freeze()
+    time.sleep(pause)
+    made.hosts[1].freeze(still=False)
+
+
+def die(made: Lab, _: float) -> None:
+    """End the second host."""
+    made.hosts[1].die()
+
+
+FAULTS: tuple[tuple[str, Callable[[Lab, float], None], float], ...] = (
+    ("network cut for 5 s", cut, 5.0),
+    ("network cut for 30 s", cut, 30.0),
+    ("host frozen for 10 s", freeze, 10.0),
+    ("host died", die, 0.0),
+)
+
+
+def print_faults() -> None:
+    """Print a line of a table for each fault amid a broadcast of 64 MiB over 100 Mbit/s."""
+    print("| fault | trainer's host | engine's host |\n|---|---|---|")
+    for name, fault, pause in FAULTS:
+        with lab(2) as made:
+            made.limit(made.hosts[1], "100mbit")
+            members = start(made, PORT, 64, DEADLINE)
+            for member in members:
+                assert member.stdout is not None and any(line == "joined\n" for line in member.stdout)
+            time.sleep(1)
+            fault(made, pause)
+            said = [(member.communicate()[0].strip().splitlines() or ["ended"])[-1] for member in members]
+            print(f"| {name} | {' | '.join(said)} |", flush=True)
+
+
 def main() -> int:
-    """Print a line of a table for each link. Return the exit status."""
+    """Print a line of a table for each link, or with the argument `faults` for each fault. Return the exit status."""
     if why := missing():
         print(why, file=sys.stderr)
         return 2
+    if sys.argv[1:] == ["faults"]:
+        print_faults()
+        return 0
     print("| link | sent | seconds | seconds of bytes / rate |\n|---|---|---|---|")
     with lab(2) as made:
         for number, (name, rate, wire, mib) in enumerate(LINKS):
