@@ -27,7 +27,7 @@ LINKS: tuple[tuple[str, str | None, Wire | None, int], ...] = (
 """Name, rate, delay and loss, and MiB to send of each link."""
 
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 """Deadline of a broadcast in seconds."""
 
 
@@ -68,9 +68,9 @@ def die(made: Lab, _: float) -> None:
 
 
 FAULTS: tuple[tuple[str, Callable[[Lab, float], None], float], ...] = (
+    ("host frozen for 10 s", freeze, 10.0),
     ("network cut for 5 s", cut, 5.0),
     ("network cut for 30 s", cut, 30.0),
-    ("host frozen for 10 s", freeze, 10.0),
     ("host died", die, 0.0),
 )
 

@@ -54,12 +54,12 @@ class Relay:
             pause = max(self._waiting[0][0] - time.monotonic(), 0) if self._waiting else None
             ready, _, _ = select.select([*self._other, sys.stdin], [], [], pause)
             for source in ready:
-                if source is sys.stdin:
-                    if not (line := sys.stdin.readline()):
-                        return
+                if isinstance(source, int):
+                    self._take(source)
+                elif line := sys.stdin.readline():
                     self._wire = Wire(*map(float, line.split()))
                 else:
-                    self._take(source)
+                    return
             while self._waiting and self._waiting[0][0] <= time.monotonic():
                 _, _, target, frame = heapq.heappop(self._waiting)
                 try:

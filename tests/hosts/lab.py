@@ -103,10 +103,13 @@ class Host:
         assert not check or done.returncode == 0, f"{self.name}: {command} ended with {done.returncode}: {done.stdout}"
         return done.stdout
 
-    def start(self, *command: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *command: str, environment: Mapping[str, str] | None = None, stdin: int | None = None
+    ) -> subprocess.Popen[str]:
         """Start a command on the host."""
         return subprocess.Popen(
             [*END_WITH_PARENT, *self.words(command, environment)],
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -139,7 +142,10 @@ class Host:
 
     def freeze(self, still: bool = True) -> None:
         """Stop all processes of the host, or let them continue."""
-        for pid in self.processes():
+        inside = self.processes()
+        # `nsenter`, outside, stops with the command that it has started, and does not continue with it.
+        started = [] if still else [parent for pid in inside if (parent := _entered_by(pid))]
+        for pid in (*inside, *started):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP if still else signal.SIGCONT)
 
@@ -250,7 +256,8 @@ def _host(number: int, switch: int, hosts_file: str, disk: str, token: str, shar
         _in_network(host.init, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
         _in_network(host.init, "ip", "link", "set", "docker0", "up")
         if (compiled := Path.home() / COMPILED).is_dir():
-            host.put(compiled, str(Path(HOME) / COMPILED))
+            ours = shutil.ignore_patterns("*lock")  # locks belong to processes of this machine
+            shutil.copytree(compiled, host.path(Path(HOME) / COMPILED), ignore=ours)
         yield host
 
 
@@ -289,6 +296,15 @@ def _held(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
     finally:
         process.kill()
         process.wait(limits.END)
+
+
+def _entered_by(pid: int) -> int | None:
+    """Return the `nsenter` that is the parent of a process of a host, None if its parent is another process."""
+    with suppress(OSError):
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if parent and Path(f"/proc/{parent}/comm").read_text() == "nsenter\n":
+            return parent
+    return None
 
 
 def _network_of(pid: int) -> str:

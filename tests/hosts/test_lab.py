@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from roll.system.orphans import is_stopped
 from tests import limits
 from tests.hosts.lab import DEBIAN, ROOT, Host, Lab
 from tests.hosts.remote import parse_srun, parse_ssh
@@ -42,6 +43,17 @@ def test_a_cut_host_is_reached_again(two_hosts: Lab) -> None:
         two_hosts.cut(second, off=False)
         limits.until(lambda: reaches(first, second.address), "h2 is reached again")
         server.kill()
+
+
+def test_a_frozen_host_continues(two_hosts: Lab) -> None:
+    second = two_hosts.hosts[1]
+    with second.start("bash", "-c", "echo up; read line; echo $line", stdin=subprocess.PIPE) as shell:
+        assert shell.stdout is not None and shell.stdout.readline() == "up\n"
+        second.freeze()
+        limits.until(lambda: is_stopped(second.processes()[0]), "it is stopped")
+        second.freeze(still=False)
+        assert shell.communicate("on\n", timeout=limits.CALL)[0] == "on\n"
+        assert shell.returncode == 0
 
 
 def test_commands_run_on_other_hosts(two_hosts: Lab) -> None:

@@ -13,7 +13,7 @@ from tests.hosts.clusters import ended, ray_cluster, train
 from tests.hosts.lab import SHARED, Lab, lab, missing
 from tests.integration.conftest import TIMED, World
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.full]
 
 STEPS = "max_steps=2"
 
@@ -59,7 +59,6 @@ def test_two_hosts_learn_what_one_learns(world: World, hosts: Lab, cluster: dict
     limits.until(lambda: not [line for line in second.programs() if "ray::Process" in line], "the ranks have ended")
 
 
-@pytest.mark.full
 def test_hosts_without_what_a_run_needs_are_refused(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
     first, second = hosts.hosts
     first.put(world.folder / "warm" / "export", "model")
