@@ -213,6 +213,7 @@ def cluster(
             leftovers.record([head.pid for head in heads])  # they have started others since
             shut_down()
             leftovers.kill(GRACE)
+            end_users(scratch)  # workers that Ray forked after the record, which look for it for minutes
 
 
 def _connect(scratch: Path, gpus: int, leftovers: Leftovers) -> list[psutil.Process]:

@@ -342,7 +342,7 @@ async def _run(
         with interrupt.working():
             async with context.session.watched():
                 roles = Roles(config, context.plan, context.session, stack, early)
-                await check_hosts(config, context.plan, early)
+                await check_hosts(config, early)
                 while (lost := await _attempt(roles, loop, context, interrupt, life)) is not None:
                     seconds = restarts.wait_after(lost, context.tracker.step_under_way if roles.are_running else None)
                     await roles.end_trainer_side()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.derived.placement import model_roles
-from roll.config.plan.plan import Plan
 from roll.config.schema.pipelines import Config
 from roll.config.schema.roles import LearnerConfig
 from roll.errors import ConfigError, Fault
@@ -24,7 +23,7 @@ MARK = ".hosts-"
 """Begin of the name of a file by which a host finds out whether it sees the driver's run folder."""
 
 
-async def check_hosts(config: Config, plan: Plan, groups: Mapping[str, WorkerGroup[Any]]) -> None:
+async def check_hosts(config: Config, groups: Mapping[str, WorkerGroup[Any]]) -> None:
     """Check the models and the run folder on all hosts but the driver's. Takes no time if there is no other.
 
     Raises:
@@ -33,10 +32,10 @@ async def check_hosts(config: Config, plan: Plan, groups: Mapping[str, WorkerGro
     """
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
-        if name in plan.roles and name in groups:
+        if name in groups:
             faults += await _model_faults(config, name, model_path(config, role.model_args), groups[name])
     learners = [name for name, role in model_roles(config).items() if isinstance(role, LearnerConfig)]
-    seen = {name: groups[name] for name in learners if name in plan.roles and name in groups}
+    seen = {name: groups[name] for name in learners if name in groups}
     if faults := faults + await _folder_faults(config, seen):
         raise ConfigError(*faults)
 

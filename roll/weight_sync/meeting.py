@@ -50,7 +50,16 @@ def meet(
         if place is not None:
             problems = _exchange(store, rank, size, "reached", _unreached(rank, said), seconds, stopped)
             if first := next(filter(None, problems), None):
+                _wait_for_readers(store, rank, size)
                 raise HostUnreachable(first)
+
+
+def _wait_for_readers(store: Any, rank: int, size: int) -> None:
+    """Keep the store of rank 0, which ends with its process, until all members know the problem."""
+    store.set(_named("told", rank), "")
+    until = time.monotonic() + CONNECT_SECONDS
+    while rank == 0 and absent(store, range(size), "told") and time.monotonic() < until:
+        time.sleep(LOOK_EVERY)
 
 
 def own_place(on_gpu: bool) -> Place:

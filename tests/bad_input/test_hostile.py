@@ -79,7 +79,7 @@ VALUES = [
     ("max_steps=3000000000", "max_steps", "3000000000", "at most 2147483647"),
     ("max_grad_norm=1e-300", "max_grad_norm", "1e-300", "at least 1e-30"),
     ("entropy_loss_coef=-1e300", "entropy_loss_coef", "-1e+300", "at least -1000000000000"),
-    ("rewards.math_rule.world_size=2000000000", "rewards.math_rule.world_size", "2000000000", "at most 1024"),
+    ("rewards.math_rule.world_size=2000000000", "rewards.math_rule.world_size", "2000000000", "at most 16384"),
     ("rewards.math_rule.timeout=1e-300", "rewards.math_rule.timeout", "1e-300", "at least 0.1"),
     (
         "deepspeed_zero3.zero_optimization.reduce_bucket_size=1e300",

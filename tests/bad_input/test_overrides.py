@@ -274,13 +274,13 @@ DEVICES = [
         "`merged`",
     ),
     ([f"{ENGINE}.tensor_parallel_size=2"], f"{ENGINE}.tensor_parallel_size", "not_supported", "2", "device_mapping"),
-    (["actor_infer.world_size=100000"], "actor_infer.world_size", "too_large", "100000", "at most 1024"),
+    (["actor_infer.world_size=100000"], "actor_infer.world_size", "too_large", "100000", "at most 16384"),
     (
-        ["actor_train.device_mapping=[5000]", "actor_infer.device_mapping=[0]"],
+        ["actor_train.device_mapping=[50000]", "actor_infer.device_mapping=[0]"],
         "actor_train.device_mapping",
         "too_large",
-        "5000",
-        "1023",
+        "50000",
+        "16383",
     ),
 ]
 PATHS = [

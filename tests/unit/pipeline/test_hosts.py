@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from roll.config.plan.plan import make_plan
 from roll.errors import ConfigError
 from roll.models.prints import model_print
 from roll.ray.cluster import unreached_node
@@ -38,7 +37,7 @@ def check(configured: Callable[..., Any], tmp_path: Path) -> Callable[..., None]
         words = (f"output_dir={tmp_path}", f"pretrain={tmp_path / 'model'}")
         config = configured("tiny/tiny_rlvr_lora_zero3", *words)
         group = cast(WorkerGroup[Any], Elsewhere(answers))
-        asyncio.run(check_hosts(config, make_plan(config), {"actor_train": group, "actor_infer": group}))
+        asyncio.run(check_hosts(config, {"actor_train": group, "actor_infer": group}))
 
     return run
 

@@ -205,6 +205,7 @@ def test_a_teachers_keys_reach_both_ends(
     monkeypatch.setattr(wire_teacher, "student_loader", lambda path, teacher, measure: measure)
     monkeypatch.setattr(wire_teacher, "output_rows", lambda path, trust: 100)
     monkeypatch.setattr(wire_teacher, "model_path", lambda config, model: "")
+    monkeypatch.setattr(wire_teacher, "model_name", lambda config, model: "")
     model = cast(Any, SimpleNamespace(trust_remote_code=False))
     config = configured(experiment).model_copy(
         update={"divergence": "jsd", "jsd_beta": 0.9, "distill_temperature": 2.0}
