@@ -97,6 +97,11 @@ def test_divided_experts_refuse_by_name(
     assert_fault(faults, f"{BLOCK}.autoep_size", "not_supported", value, "set only one of the two")
 
 
+def test_divided_experts_are_not_compiled(faults_of: Callable[..., tuple[Fault, ...]], experts: Path) -> None:
+    faults = faults_of(f"pretrain={experts}", *OVER_RANKS, *ON_GPUS)
+    assert_fault(faults, "actor_train.model_args.compile_layers", "not_supported", "auto", "compile_layers=false")
+
+
 def test_experts_must_fit_model_and_ranks(faults_of: Callable[..., tuple[Fault, ...]], experts: Path) -> None:
     place = f"{BLOCK}.autoep_size"
     assert_fault(faults_of(*OVER_RANKS), place, "no_effect", "the model has no experts", "remove it")

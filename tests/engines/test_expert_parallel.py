@@ -32,8 +32,6 @@ OVER = 2
 """Ranks that divide the experts."""
 EXACT = [(OVER, Case(stage, False, expert_parallel=OVER)) for stage in range(4)]
 EXACT += [(OVER, Case(3, False, checkpointing="attention", expert_parallel=OVER))]
-EXACT += [(OVER, Case(2, False, checkpointing="none", compiled=True, expert_parallel=OVER))]
-EXACT += [(OVER, Case(3, False, checkpointing=1, compiled=True, expert_parallel=OVER))]
 EXACT += [(OVER, Case(3, False, sequence_parallel=2, expert_parallel=OVER))]
 EXACT += [(2 * OVER, Case(stage, False, expert_parallel=OVER)) for stage in (0, 1, 3)]
 EXACT += [(2 * OVER, Case(3, False, expert_parallel=2 * OVER))]

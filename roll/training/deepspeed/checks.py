@@ -12,6 +12,7 @@ from typing import Any
 from roll.config.derived.batch import accumulates, sequences_per_update
 from roll.config.derived.model_shape import ModelShape, uneven_heads, uneven_layers
 from roll.config.derived.placement import ranks
+from roll.config.plan.memory import compiles
 from roll.config.schema.foreign_names import (
     COUNT,
     DEEPSPEED_BLOCKS,
@@ -457,6 +458,10 @@ def _expert_parallel(
         yield Fault(place, problem, remedy, "not_divisible")
     for why in _without_experts(settings, role):
         yield Fault(place, f"{size}, but {why}", "set only one of the two", "not_supported")
+    if compiles(role.model_args, on_gpu=role.device_mapping is not None):
+        problem = f"{role.model_args.compile_layers}, which compiles here, and was not tried with expert_parallel"
+        remedy = f"set {name}.model_args.compile_layers=false"
+        yield Fault(f"{name}.model_args.compile_layers", problem, remedy, "not_supported")
 
 
 def _without_experts(settings: DeepSpeedConfig, role: RoleConfig) -> Iterator[str]:
