@@ -72,9 +72,9 @@ class Host:
         return [(one["step"], one["sft/loss"]) for one in map(json.loads, lines)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server() -> Iterator[int]:
-    """Return the port of a server of S3 with the bucket `runs`."""
+    """Return the port of a server of S3 with the bucket `runs`. It and its keys end with the tests of this folder."""
     moto: Any = pytest.importorskip("moto.server", reason="moto and s3fs are not installed: no store is tested")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in KEYS.items():
