@@ -13,7 +13,7 @@ from tests.hosts.clusters import ended, ray_cluster, train
 from tests.hosts.lab import SHARED, Lab, lab, missing
 from tests.integration.conftest import TIMED, World
 
-pytestmark = [pytest.mark.engines, pytest.mark.full]
+pytestmark = pytest.mark.engines
 
 STEPS = "max_steps=2"
 
@@ -39,26 +39,37 @@ def steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if not name.startswith(TIMED)} for line in lines]
 
 
-def test_two_hosts_learn_what_one_learns(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
-    first, second = hosts.hosts
-    run = train(first, cluster, *world.rlvr("two_hosts", STEPS), folder=SHARED)
+def assert_equal_on_one_host(world: World, hosts: Lab, cluster: dict[str, str], *arguments: str) -> None:
+    """Check that two ranks on two hosts and two on the first have equal metrics, and that those of the second end."""
+    (first, second), name = hosts.hosts, arguments[1].replace("/", "_")
+    run = train(first, cluster, *arguments, f"output_dir={name}_on_two", folder=SHARED)
     limits.until(
         lambda: run.poll() is not None or any("ray::Process" in line for line in second.programs()),
         "a rank runs on the second host",
     )
     status, said = ended(run)
     assert status == 0, said
-    status, said = ended(train(first, {}, *world.rlvr("one_host", STEPS), folder=SHARED))
+    status, said = ended(train(first, {}, *arguments, f"output_dir={name}_on_one", folder=SHARED))
     assert status == 0, said
-    alone = steady(world.metrics("one_host"))
-    for line, other in zip(steady(world.metrics("two_hosts")), alone, strict=True):
+    alone = steady(world.metrics(f"{name}_on_one"))
+    for line, other in zip(steady(world.metrics(f"{name}_on_two")), alone, strict=True):
         assert line == pytest.approx(other, abs=1e-6, rel=1e-6)
-    checkpoint = world.folder / "two_hosts" / "checkpoints" / "step_2"
+    checkpoint = world.folder / f"{name}_on_two" / "checkpoints" / "step_2"
     parts = [path.name for path in (checkpoint / "deepspeed").glob("*optim_states.pt")]
     assert len(parts) == 2, "both ranks wrote their parts"
     limits.until(lambda: not [line for line in second.programs() if "ray::Process" in line], "the ranks have ended")
 
 
+def test_two_hosts_train_what_one_trains(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
+    assert_equal_on_one_host(world, hosts, cluster, "--config-name", "tiny/tiny_warm_up", STEPS, "save_steps=1")
+
+
+@pytest.mark.full
+def test_two_hosts_learn_what_one_learns(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
+    assert_equal_on_one_host(world, hosts, cluster, *world.rlvr("of_rlvr", STEPS))
+
+
+@pytest.mark.full
 def test_hosts_without_what_a_run_needs_are_refused(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
     first, second = hosts.hosts
     first.put(world.folder / "warm" / "export", "model")
