@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from roll.errors import BAD_INPUT, BadInput
+from roll.stores.address import run_folder
 from roll.tracking.compare import PAGE, compare_runs, comparison_page, comparison_text
 from roll.tracking.report.page import write_page
 
@@ -17,7 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison and write its page. Return 0, or 2 if the runs cannot be compared or the page written."""
     parser = argparse.ArgumentParser(prog="python -m roll.compare", description=__doc__)
     parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder with the run folders of a multirun"
+        "runs",
+        type=run_folder,
+        nargs="+",
+        metavar="RUN",
+        help="a run folder, or a folder with the run folders of a multirun",
     )
     help_of_output = (
         f"file of the page; by default {PAGE} in the given folder, or in the working directory for several folders"

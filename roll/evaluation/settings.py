@@ -29,6 +29,8 @@ from roll.evaluation.request import Request
 from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run_config
 from roll.runs.checkpoint.manifest import MANIFEST, LoopState
 from roll.runs.rlvr.held_out import inference_plan
+from roll.stores.address import FETCH, is_address
+from roll.stores.store import Store, StoreError
 
 PLACE = "SUBJECT"
 """Name of the first command-line argument in error messages."""
@@ -99,6 +101,7 @@ def find_subject(text: str) -> Subject:
             configuration is unreadable.
         CheckpointError: the checkpoint is incomplete or damaged.
     """
+    _refuse_stored_run(text)
     path = Path(text)
     of_run = (path / CONFIG).is_file() or (path / CHECKPOINTS).is_dir()
     if of_run or (path / MANIFEST).is_file() or (path.is_dir() and path.absolute().parent.name == CHECKPOINTS):
@@ -117,6 +120,18 @@ def find_subject(text: str) -> Subject:
     # The parent's name distinguishes the exports of two runs, which are both called `export`.
     name = f"{path.absolute().parent.name}-{path.name}" if path.is_dir() else path.name
     return Subject(name or text, text, None)
+
+
+def _refuse_stored_run(text: str) -> None:
+    """Raise ConfigError for the address of a run, or of a store that cannot be used; a model's may be evaluated."""
+    if not is_address(text):
+        return
+    try:
+        is_run = Store(text).read(CONFIG) is not None
+    except StoreError as error:
+        raise ConfigError(error.fault(PLACE)) from error
+    if is_run:
+        raise ConfigError(Fault(PLACE, f"'{text}' is a run in a store", FETCH.format(address=text), "unfit"))
 
 
 def plan_evaluation(request: Request, subject: Subject) -> Evaluation:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from roll.errors import ConfigError, Fault
 from roll.export.quiet import quiet_libraries
+from roll.stores.address import run_folder
 from roll.system.command import run_command
 from roll.system.own_folder import new_folder
 from roll.tracking.life import ActivityDisplay
@@ -46,7 +47,7 @@ def export_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     found = argparse.ArgumentParser("python -m roll.export", description="Convert a run's checkpoint for other tools.")
     found.add_argument(
-        "checkpoint", type=Path, help="a run folder (uses its newest complete checkpoint), or a checkpoint folder"
+        "checkpoint", type=run_folder, help="a run folder (uses its newest complete checkpoint), or a checkpoint folder"
     )
     found.add_argument("out", type=Path, help="folder to write, which must not exist yet")
     found.add_argument("--format", choices=FORMATS, help=HELP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentTypeError
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeGuard
@@ -15,6 +16,8 @@ PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "file": None}
 EXTRAS = {"s3fs": "s3", "gcsfs": "gs"}
 """The extra of roll that installs the package."""
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+FETCH = "fetch it first: python -m roll.runs.fetch {address} FOLDER"
+"""What to do with a run in a store before a command that reads run folders."""
 EXAMPLE = "s3://bucket/prefix, gs://bucket/prefix or file:///folder"
 
 
@@ -60,6 +63,13 @@ def missing_package(place: str, address: str) -> Fault | None:
     problem = f"'{address}', but the package {package} is not installed"
     remedy = f"install it: pip install 'roll[{EXTRAS[package]}]', or pip install {package}"
     return Fault(place, problem, remedy, "not_installed")
+
+
+def run_folder(text: str) -> Path:
+    """Parse the run folder of a command line. Raises ArgumentTypeError for the address of a run in a store."""
+    if is_address(text):
+        raise ArgumentTypeError(f"'{text}' is in a store; {FETCH.format(address=text)}")
+    return Path(text)
 
 
 def local_folder(address: str) -> Path:

@@ -28,7 +28,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
 from roll.config.shipped import FETCHED, MODELS
 from roll.errors import Fault
-from roll.stores.address import is_address
+from roll.stores.address import FETCH, is_address
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 KERNEL_FILES = re.compile("proc|sysfs|cgroup2?|devpts|debugfs|tracefs|securityfs|mqueue|bpf|pstore")
@@ -346,4 +346,6 @@ def _checkpoint(config: Config, found: DiskFacts) -> None:
     name = config.resume_from_checkpoint
     if name not in ("auto", "never") and not Path(name).is_dir():
         remedy = "set it to the folder of a checkpoint (output_dir/checkpoints/step_N), to auto, or to never"
+        if is_address(name):
+            remedy += f"; {FETCH.format(address=name)}"
         found.faults.append(Fault("resume_from_checkpoint", f"there is no folder '{name}'", remedy, "not_found"))

@@ -365,6 +365,10 @@ class DeadlinesConfig(StrictConfig):
         300.0, description="Each bucket of a weight sync, and each move of a role onto or off its GPUs."
     )
     checkpoint: Seconds = Field(1800.0, description="Writing or reading a checkpoint.")
+    upload: Seconds = Field(
+        21600.0,
+        description="Uploading the last checkpoint and the export to a slow store, at the end.",
+    )
     shutdown: Seconds = Field(30.0, description="Orderly shutdown of a role, after which its processes are killed.")
 
 

@@ -23,7 +23,7 @@ RECORDS_SECONDS = 30.0
 BACK_OFF = (2.0, 10.0, 30.0)
 """Seconds before the first, the second and each later attempt after a failure."""
 PATIENCE = 120.0
-"""Seconds that the end of a run waits for a store that fails. It waits without limit for one that is only slow."""
+"""Seconds that the end of a run waits for a store that fails. For one that is only slow it waits `deadline`."""
 SAY_EVERY = 600.0
 """Seconds between two warnings about the same failure."""
 
@@ -46,12 +46,18 @@ class Mirror:
     are left out, with a warning. After a failure the thread tries again for as long as the run goes on.
     """
 
-    def __init__(self, folder: Path, checkpoints: StoredCheckpoints, records: Records, newest: Stored | None) -> None:
-        """`newest` is the newest checkpoint of the store."""
+    def __init__(
+        self, folder: Path, checkpoints: StoredCheckpoints, records: Records, newest: Stored | None, deadline: float
+    ) -> None:
+        """
+        Args:
+            newest: the newest checkpoint of the store.
+            deadline: seconds that the end of a run waits for a slow store.
+        """
         self._folder, self._checkpoints, self._records = folder, checkpoints, records
         self._changes = threading.Condition()
         self._waiting: list[Waiting] = []
-        self._stored = newest
+        self._stored, self._deadline = newest, deadline
         self._failure: Exception | None = None
         self._failing_since = self._said = 0.0
         self._asked, self._done = 0, -1
@@ -114,7 +120,8 @@ class Mirror:
         """Wait until the store has everything that the run folder has now.
 
         Raises:
-            RollError: the store has failed for `PATIENCE` seconds. What it lacks is in the run folder alone.
+            RollError: the store has failed for `PATIENCE` seconds, or is too slow. What it lacks is in the run folder
+                alone.
         """
         with self._changes:
             self._asked += 1
@@ -125,14 +132,14 @@ class Mirror:
                 now = time.monotonic()
                 if self._failure is not None and now - max(began, self._failing_since) > PATIENCE:
                     break
-                if not self._thread.is_alive():
+                if not self._thread.is_alive() or now - began > self._deadline:
                     break
             if self._is_settled:
                 return
-        self.has_given_up = True
+        self.has_given_up, waited = True, time.monotonic() - began
         raise RollError(
-            f"{self.state}; the local copy is complete: {self._folder}; start the same command again on this machine, "
-            f"and it uploads the rest"
+            f"{self.state}; the run waited {waited:.0f} s for it (deadlines.upload: {self._deadline:g}); the local "
+            f"copy is complete: {self._folder}; start the same command again on this machine, and it uploads the rest"
         )
 
     @property

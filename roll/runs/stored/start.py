@@ -68,7 +68,7 @@ def in_store(
             newest = _agree(config, folder, local, checkpoints, records, say)
         except StoreError as error:
             raise ConfigError(error.fault(key)) from error
-        with Mirror(folder, checkpoints, records, newest) as mirror:
+        with Mirror(folder, checkpoints, records, newest, config.deadlines.upload) as mirror:
             if (behind := _ahead(local, newest)) is not None:
                 mirror.submit(behind)
             yield from _until_end(mirror, interruptible, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_checkpoint_is_uploaded_as_submitted(tmp_path: Path, store: Store) -> No
     local = CheckpointStore(folder / CHECKPOINTS, keep=1)
     with local.writing(2) as partial:
         write(partial, ("weights",), "first")
-    uploader = Mirror(folder, stored, Records(store, folder), None)
+    uploader = Mirror(folder, stored, Records(store, folder), None, limits.END)
     uploader.submit(folder / CHECKPOINTS / "step_2")
     with local.writing(2) as partial:
         write(partial, ("weights",), "other")
@@ -73,8 +74,23 @@ def test_run_that_was_replaced_uploads_nothing(tmp_path: Path, store: Store, mon
     monkeypatch.setattr(mirror, "PATIENCE", limits.NONE)
     write(tmp_path / "run", ("metrics.jsonl",))
     stored = StoredCheckpoints(store, keep=1, check=replaced)
-    with Mirror(tmp_path / "run", stored, Records(store, tmp_path / "run"), None) as uploader:
+    with Mirror(tmp_path / "run", stored, Records(store, tmp_path / "run"), None, limits.END) as uploader:
         with pytest.raises(RollError, match="held by another"):
             uploader.settle()
         assert uploader.has_given_up
     assert store.sizes() == {}
+
+
+def test_end_waits_only_so_long_for_slow_store(tmp_path: Path, store: Store) -> None:
+    answers = threading.Event()
+
+    def slow() -> None:
+        answers.wait(limits.CALL)
+
+    write(tmp_path / "run", ("metrics.jsonl",))
+    stored = StoredCheckpoints(store, keep=1, check=slow)
+    with Mirror(tmp_path / "run", stored, Records(store, tmp_path / "run"), None, limits.NONE) as uploader:
+        with pytest.raises(RollError, match="deadlines.upload: 0"):
+            uploader.settle()
+        answers.set()
+    assert uploader.has_given_up
