@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 from yaml import YAMLError
 
+from roll.config.checks.rules import LORA_KEYS
 from roll.config.derived.batch import learner
 from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
@@ -39,7 +40,7 @@ KEPT = (
     "gpu_memory_gib", "system_envs", "deadlines", "max_running_samples",
 )  # fmt: skip
 """Root keys that an evaluation copies from the configuration of its run."""
-OWN_OF_LEARNER = ("model_name_or_path", "lora_target", "lora_rank", "lora_alpha", "lora_dropout")
+OWN_OF_LEARNER = ("model_name_or_path", "lora_target", *LORA_KEYS)
 LENGTH = "--max-new-tokens"
 PLACES = (
     (re.compile(r"^pretrain$"), PLACE),

@@ -72,6 +72,8 @@ class Below:
         return Fault(f"{where}{self.key}", problem, self.remedy, "not_below")
 
 
+LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights")
+"""Keys of an adapter."""
 ADAPTER = "set lora_target (all-linear), or remove it"
 RULES: Mapping[type[BaseModel], Sequence[Requires | Exclusive | Below]] = {
     RlvrConfig: [
@@ -91,7 +93,7 @@ RULES: Mapping[type[BaseModel], Sequence[Requires | Exclusive | Below]] = {
         Below("clip_cov_low", "clip_cov_high", "no token is between them", "lower it (1 and 5 are usual)"),
     ],
     OfflineConfig: [Requires("truncation", "max_length", "set max_length, or remove it")],
-    ModelConfig: [Requires(key, "lora_target", ADAPTER) for key in ("lora_rank", "lora_alpha", "lora_dropout")],
+    ModelConfig: [Requires(key, "lora_target", ADAPTER) for key in LORA_KEYS],
     TrainingConfig: [Exclusive("warmup_ratio", "warmup_steps")],
     DataConfig: [Exclusive("prompt", "messages")],
     FilterBoundsConfig: [

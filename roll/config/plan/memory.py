@@ -109,7 +109,7 @@ def _training_states(
     states = 8 if model.dtype == "fp32" and zero.stage == 0 else 12
     if isinstance(role, CriticConfig):
         full = shape.valuing_parameters
-    trained = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else full
+    trained = trained_by_adapter(model, shape) if model.lora_target else full
     held = full + trained if model.lora_target else full
     elsewhere = shape.expert_parameters * (expert_parallel - 1) // expert_parallel
     device = {
@@ -118,6 +118,8 @@ def _training_states(
         "optimizer": states * trained // ranks if zero.stage >= 1 else states * (trained - elsewhere),
         "buffers": width * (gathered_parameters(zero, shape, ranks, elsewhere) + zero.bucket_numbers),
     }
+    if model.init_lora_weights is not True:  # PiSSA's first factors, which stay whole on every rank
+        device["buffers"] += width * trained
     host = 0
     if zero.optimizer_on != "none":
         if zero.stage > 1:
@@ -128,6 +130,14 @@ def _training_states(
             moved = device.pop(kind)
             host += moved if place == "cpu" else 0
     return device, host
+
+
+def trained_by_adapter(model: ModelConfig, shape: ModelShape) -> int:
+    """Return the number of trained parameters of the LoRA adapter, with DoRA's norms; 0 without an adapter."""
+    if not model.lora_target:
+        return 0
+    norms = shape.adapted_outputs(model.lora_target) if model.use_dora else 0
+    return shape.adapter_parameters(model.lora_target, model.lora_rank) + norms
 
 
 def secondary(zero: ZeroMemory, held: int) -> int:

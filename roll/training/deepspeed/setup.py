@@ -126,18 +126,25 @@ def is_matrix(parameter: nn.Parameter) -> bool:
     return len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
 
 
+def adapter_rate(name: str, parameter: nn.Parameter, training: TrainingConfig) -> float:
+    """Return the learning rate of an adapter's parameter. As in PEFT's LoRA+, vectors have that of the matrices B."""
+    own = training.lora_learning_rate
+    rate = training.learning_rate if own is None else own
+    is_fast = "lora_B" in name or not is_matrix(parameter)
+    return rate * (training.loraplus_lr_ratio or 1.0) if is_fast else rate
+
+
 def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[str, Any]]:
     """Group the trained parameters by learning rate and weight decay.
 
-    Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rate. There are no
+    Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rates. There are no
     empty groups, because DeepSpeed cannot partition them. Experts that ranks divide among them have groups of their
     own, with DeepSpeed's mark, because their states are sharded over other ranks.
     """
     groups: dict[tuple[float, float, str | None], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            own = training.lora_learning_rate if "lora_" in name else None
-            rate = training.learning_rate if own is None else own
+            rate = training.learning_rate if "lora_" not in name else adapter_rate(name, parameter, training)
             decay = training.weight_decay if is_matrix(parameter) else 0.0
             groups.setdefault((rate, decay, getattr(parameter, "group_name", None)), []).append(parameter)
     return [
