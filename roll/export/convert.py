@@ -84,7 +84,7 @@ def _trained(base: PreTrainedModel, source: CheckpointSource, as_held: bool) -> 
     """Add the checkpoint's adapter to its base model. `as_held`: see `deepspeed_files.trained_weights`."""
     model = add_lora(base, source.model_args, source.seed)
     found = deepspeed_files.trained_weights(source.checkpoint, as_held=as_held)
-    for name, parameter in list(model.named_parameters()):
+    for name in [name for name, _ in model.named_parameters()]:
         if ".lora_" in name:
             layer, _, own = name.rpartition(".")
             # A new parameter: on the meta device, `data` cannot be set.

@@ -514,17 +514,8 @@ def _optimizer(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Ite
         yield Fault(
             where, problem, "use adamw; to reduce communication, see ZeRO++ in docs/deepspeed.md", "not_supported"
         )
-    if chosen == "muon" and zero.stage:
-        problem = f"'muon' updates whole matrices, but stage {zero.stage} gives each rank a flat part of them"
-        yield Fault(
-            where,
-            problem,
-            "use adamw, or stage 0 if each device can hold the model and its optimizer states",
-            "not_supported",
-        )
-    elif chosen == "muon" and settings.tensor_parallel_size > 1:
-        problem = "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them"
-        yield Fault(where, problem, "use adamw, or remove autotp_size", "not_supported")
+    if chosen == "muon":
+        yield from _muon(settings, where)
     if chosen == "adamw_8bit" and not role.device_mapping:
         problem = "'adamw_8bit' keeps its states on a GPU, but the role has no device_mapping"
         yield Fault(where, problem, "use adamw, or give it GPUs", "not_supported")
@@ -533,6 +524,20 @@ def _optimizer(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Ite
             f"'adamw_8bit' keeps its states on a GPU, but offload_optimizer.device is {zero.offload_optimizer.device}"
         )
         yield Fault(where, problem, "use adamw, or remove offload_optimizer", "not_supported")
+
+
+def _muon(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
+    """Yield faults of settings under which a rank cannot get whole matrices for Muon."""
+    zero = settings.zero_optimization
+    if settings.tensor_parallel_size > 1:
+        problem = "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them"
+        yield Fault(where, problem, "use adamw, or remove autotp_size", "not_supported")
+    if settings.expert_parallel_size > 1:
+        problem = "'muon', but expert_parallel.autoep_size divides experts, and the two were not tested together"
+        yield Fault(where, problem, "use adamw, or remove expert_parallel", "not_supported")
+    if zero.memory.optimizer_on == "nvme":
+        problem = "'muon', but offload_optimizer.device is nvme, and the two were not tested together"
+        yield Fault(where, problem, "use adamw, or set offload_optimizer.device to cpu", "not_supported")
 
 
 def _rates(name: str, role: LearnerConfig) -> Iterator[Fault]:

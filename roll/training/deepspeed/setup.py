@@ -36,6 +36,7 @@ from roll.system.own_folder import own_folder, remove_ownerless
 from roll.system.signs import announce
 from roll.training.deepspeed.experts import expert_group, total_norm
 from roll.training.deepspeed.extension_locks import turn_to_compile
+from roll.training.deepspeed.muon import Muon, is_hidden
 from roll.training.deepspeed.settings import DeepSpeedConfig
 from roll.weight_sync.meeting import meet, own_place
 from roll.weight_sync.store import open_store
@@ -201,36 +202,6 @@ class Adagrad(Optimizer):
                 parameter.addcdiv_(gradient, state["sum"].sqrt().add_(group["eps"]), value=-group["lr"])
 
 
-class Muon(Optimizer):
-    """Combines torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) with torch's AdamW for the
-    others.
-
-    Muon's updates are scaled to the size of AdamW's (https://arxiv.org/abs/2502.16982), so that both can use the same
-    learning rate.
-    """
-
-    def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
-        """Create the optimizer. Groups with a true `hidden` use Muon, the others AdamW."""
-        self._parts: list[Optimizer] = []
-        if hidden := [group for group in params if group["hidden"]]:
-            self._parts.append(torch.optim.Muon(hidden, lr=lr, adjust_lr_fn="match_rms_adamw"))
-        if others := [group for group in params if not group["hidden"]]:
-            self._parts.append(torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps))
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Perform one update."""
-        for part in self._parts:
-            # Pass on the current groups and states: loading a checkpoint replaces them, and DeepSpeed puts master
-            # weights into the groups.
-            part.state = self.state
-            part.param_groups = [
-                group for group in self.param_groups if group["hidden"] == isinstance(part, torch.optim.Muon)
-            ]
-            part.step()
-
-
 def finite_only(kind: type[Optimizer], experts_over: ProcessGroup | None = None) -> type[Optimizer]:
     """Return a subclass of an optimizer that skips updates with a non-finite gradient.
 
@@ -330,7 +301,7 @@ def _adagrad(model: nn.Module, training: TrainingConfig, place: Place) -> Optimi
 def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     """Build Muon for the matrices of decoder layers, and AdamW for the embedding, the head and all vectors."""
     matrices = {
-        id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if parameter.ndim == 2
+        id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if is_hidden(parameter)
     }
     groups = []
     for group in parameter_groups(model, training):
