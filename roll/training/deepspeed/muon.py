@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 import torch
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, all_reduce
 from torch.optim import AdamW, Optimizer
@@ -38,15 +37,18 @@ class Matrix:
     group: ProcessGroup | None = None
     """The ranks that have slices of the matrix; None if one rank has all of it."""
 
-    def gathered(self, part: Tensor) -> Tensor | None:
-        """Return the matrix whose slices the ranks have in their `part`; None if this rank has nothing of it.
+    def own(self, part: Tensor) -> Tensor:
+        """Return a view [count] of the slice in a rank's part."""
+        return part.view(-1)[self.start : self.start + self.count]
+
+    def gathered(self, own: Tensor) -> Tensor | None:
+        """Return the matrix from the slices [count] of all ranks; None if this rank has nothing of it.
 
         If there is a group, all of its ranks must call this function.
         """
-        device = get_accelerator().current_device_name()
-        own = part.view(-1)[self.start : self.start + self.count].to(device)
+        own = own.to(f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
         if self.group is not None:
-            whole = torch.zeros(prod(self.shape), dtype=part.dtype, device=device)
+            whole = torch.zeros(prod(self.shape), dtype=own.dtype, device=own.device)
             whole[self.first : self.first + self.count] = own
             all_reduce(whole, group=self.group)
             own = whole
@@ -92,13 +94,13 @@ class Muon(Optimizer):
             state["momentum_buffer"] = torch.zeros_like(part)
         momentum = state["momentum_buffer"]
         momentum.lerp_(part.grad, 1 - MOMENTUM)
-        update = part.grad.lerp(momentum, MOMENTUM)
         part.mul_(1 - rate * weight_decay)
         for matrix in self._matrices.get(part) or [Matrix(_sides(part), count=part.numel())]:
+            update = matrix.own(part.grad).lerp(matrix.own(momentum), MOMENTUM)
             if (whole := matrix.gathered(update)) is not None:
                 change = orthogonal(whole).reshape(-1)[matrix.first : matrix.first + matrix.count]
-                own = part.view(-1)[matrix.start : matrix.start + matrix.count]
-                own.add_(change.to(part.device), alpha=-rate * SIZE_OF_ADAMW * max(matrix.shape) ** 0.5)
+                step = rate * SIZE_OF_ADAMW * max(matrix.shape) ** 0.5
+                matrix.own(part).add_(change.to(part.device), alpha=-step)
 
 
 def orthogonal(update: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def test_merged_and_exported_adapter_are_the_trained_policy(variant: str, tiny_m
     expected = log_probs(model).detach()
     view = WeightView(model)
     merged = view.model_tensors([spec.name for spec in view.model_specs()])
-    whole = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    whole: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     whole.load_state_dict(merged, strict=False)
     torch.testing.assert_close(alone(whole), expected, rtol=0, atol=2e-4)
     specs = {spec.name: spec for spec in view.adapter_specs()}
