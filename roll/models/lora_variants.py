@@ -50,12 +50,12 @@ def start_from_singular_values(model: PeftModel, kind: str, dtype: torch.dtype) 
         base, down, up = layer.get_base_layer(), layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
         with gather_params_ctx(base.weight), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            own, width = base.weight.data, down.weight
+            own, device, held = base.weight.data, down.weight.device, down.weight.dtype
             base.weight.data = own.cpu()
             layer.pissa_init(ADAPTER, kind)
             base.weight.data = own
         for part, name in ((down, "initial_A"), (up, "initial_B")):
-            part.weight.data = part.weight.data.to(dtype).to(width.device, width.dtype).contiguous()
+            part.weight.data = part.weight.data.to(dtype).to(device, held).contiguous()
             layer.register_buffer(name, part.weight.data.clone(), persistent=False)
         layer.lora_variant[ADAPTER] = Pissa()
 

@@ -402,8 +402,8 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:
-    """Make ZeRO-3 gather all parameters of a decoder layer before the layer runs, because compiled code cannot run
-    hooks inside it.
+    """Make ZeRO-3 gather all parameters of a decoder layer before the layer runs: compiled code cannot run hooks inside
+    it, and no hook runs for weights that are read without calling their module.
 
     DeepSpeed then reduces a layer's gradients as soon as the gradient of the layer's input is ready. If the input has
     no gradient, for example after a frozen embedding, torch would trigger the reduction before the layer's own

@@ -402,8 +402,9 @@ class DeepSpeedTrain:
             gather_whole_experts(causal)
         if compiled:
             compile_layers(causal)
-            if self._shards_at_load:
-                gather_whole_layers(causal)
+        # DoRA reads the weights of an adapted layer without calling their modules.
+        if self._shards_at_load and (compiled or model_args.use_dora):
+            gather_whole_layers(causal)
 
     def _watch_memory(self) -> tuple[MemoryGuard, AutoCheckpointing | None]:
         model_args, causal, rank = self._settings.model_args, self._model.causal, self._rank
