@@ -18,10 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 from yaml import YAMLError
 
-from roll.config.checks.rules import LORA_KEYS
 from roll.config.derived.batch import learner
 from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
+from roll.config.schema.model import LORA_KEYS
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import HIDDEN

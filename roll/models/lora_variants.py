@@ -17,7 +17,7 @@ from peft.tuners.lora.layer import LoraVariant
 from peft.utils.integrations import gather_params_ctx
 from torch import Tensor, nn
 
-ADAPTER = "default"
+from roll.models.weights import ADAPTER
 
 
 class Pissa(LoraVariant):

@@ -16,13 +16,14 @@ from roll.config.checks.offline import (
     rows_of,
 )
 from roll.config.checks.plausible import plausible_warnings
-from roll.config.checks.rules import LORA_KEYS, rule_faults
+from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
 from roll.config.derived.flops import GPUS, gpu_rates
 from roll.config.derived.methods import compares
 from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.faults import printable
+from roll.config.schema.model import LORA_KEYS
 from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from roll.config.schema.environments import EnvironmentConfig
-from roll.config.schema.model import DataConfig, ModelConfig, TrainingConfig
+from roll.config.schema.model import LORA_KEYS, DataConfig, ModelConfig, TrainingConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import FilterBoundsConfig
@@ -72,8 +72,6 @@ class Below:
         return Fault(f"{where}{self.key}", problem, self.remedy, "not_below")
 
 
-LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights")
-"""Keys of an adapter."""
 ADAPTER = "set lora_target (all-linear), or remove it"
 RULES: Mapping[type[BaseModel], Sequence[Requires | Exclusive | Below]] = {
     RlvrConfig: [

@@ -20,6 +20,9 @@ from roll.config.schema.base import (
     StrictConfig,
 )
 
+LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights")
+"""Keys of an adapter, which need a `lora_target`."""
+
 
 class ModelConfig(StrictConfig):
     """The model of a role."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from roll.training.deepspeed import muon
 from roll.training.deepspeed.muon import Muon, divide_matrices
+from tests import limits
 
 SHAPES = [(6, 4), (3, 5), (8, 2), (4, 4), (1, 3)]
 BETAS, RATE, DECAY, STEPS = (0.9, 0.99), 0.1, 0.2, 3
@@ -35,9 +36,9 @@ class Ranks:
     def sum_over(self, tensor: Tensor, group: Ranks) -> None:
         assert group is self
         self.given[self.rank()] = tensor.clone()
-        self.barrier.wait(30)
+        self.barrier.wait(limits.CALL)
         tensor.copy_(torch.stack([self.given[rank] for rank in range(self.count)]).sum(0))
-        self.barrier.wait(30)
+        self.barrier.wait(limits.CALL)
 
 
 def values(seed: int) -> list[Tensor]:
