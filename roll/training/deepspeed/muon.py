@@ -42,11 +42,10 @@ class Matrix:
         return part.view(-1)[self.start : self.start + self.count]
 
     def gathered(self, own: Tensor) -> Tensor | None:
-        """Return the matrix from the slices [count] of all ranks; None if this rank has nothing of it.
+        """Return the matrix from the slices [count] of all ranks, on their device; None if this rank has nothing of it.
 
         If there is a group, all of its ranks must call this function.
         """
-        own = own.to(f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
         if self.group is not None:
             whole = torch.zeros(prod(self.shape), dtype=own.dtype, device=own.device)
             whole[self.first : self.first + self.count] = own
@@ -61,12 +60,19 @@ class Muon(Optimizer):
     Muon's updates are scaled to the size of AdamW's, so that both can use the same learning rate.
     """
 
-    def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
-        """Create the optimizer. Groups with a true `hidden` use Muon, the others AdamW."""
+    def __init__(
+        self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float, device: str
+    ) -> None:
+        """Create the optimizer. Groups with a true `hidden` use Muon, the others AdamW.
+
+        Args:
+            device: where matrices are gathered and made orthogonal: `cuda` also if parameters are in host memory.
+        """
         others = [group for group in params if not group["hidden"]]
         self._adamw = AdamW(others, lr=lr, betas=betas, eps=eps) if others else None
         hidden = [group for group in params if group["hidden"]]
         super().__init__([*hidden, *(self._adamw.param_groups if self._adamw else [])], {"lr": lr, "weight_decay": 0.0})
+        self._device = device
         self._matrices: dict[Tensor, list[Matrix]] = {}
 
     def divide(self, part: Tensor, matrices: list[Matrix]) -> None:
@@ -97,7 +103,7 @@ class Muon(Optimizer):
         part.mul_(1 - rate * weight_decay)
         for matrix in self._matrices.get(part) or [Matrix(_sides(part), count=part.numel())]:
             update = matrix.own(part.grad).lerp(matrix.own(momentum), MOMENTUM)
-            if (whole := matrix.gathered(update)) is not None:
+            if (whole := matrix.gathered(update.to(self._device))) is not None:
                 change = orthogonal(whole).reshape(-1)[matrix.first : matrix.first + matrix.count]
                 step = rate * SIZE_OF_ADAMW * max(matrix.shape) ** 0.5
                 matrix.own(part).add_(change.to(part.device), alpha=-step)

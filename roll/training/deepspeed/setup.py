@@ -309,7 +309,8 @@ def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer
             if chosen := [parameter for parameter in group["params"] if (id(parameter) in matrices) == hidden]:
                 groups.append(group | {"params": chosen, "hidden": hidden})
     betas = (training.adam_beta1, training.adam_beta2)
-    return place.kind(Muon)(groups, lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
+    settings: dict[str, Any] = {"lr": training.learning_rate, "betas": betas, "eps": training.adam_epsilon}
+    return place.kind(Muon)(groups, **settings, device=place.rank.device)  # pyright: ignore[reportCallIssue]
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingConfig, Place], Optimizer]] = {

@@ -48,7 +48,7 @@ def values(seed: int) -> list[Tensor]:
 
 def optimizer(parameters: Sequence[Tensor]) -> Muon:
     group = {"params": list(parameters), "hidden": True, "lr": RATE, "weight_decay": DECAY}
-    return Muon([group], lr=RATE, betas=BETAS, eps=1e-8)
+    return Muon([group], lr=RATE, betas=BETAS, eps=1e-8, device="cpu")
 
 
 def whole() -> list[Tensor]:
