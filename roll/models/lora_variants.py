@@ -32,7 +32,9 @@ class Pissa(LoraVariant):
         """Return the layer's output [..., out] from its input x [..., in] and its output without an adapter."""
         down, up = module.lora_A[active_adapter], module.lora_B[active_adapter]
         trained = up(down(module.lora_dropout[active_adapter](x)))
-        initial = nn.functional.linear(nn.functional.linear(x, module.initial_A), module.initial_B)
+        # DeepSpeed casts the trained matrices; whether it casts buffers depends on the stage.
+        starts = (module.initial_A.to(x.dtype), module.initial_B.to(x.dtype))
+        initial = nn.functional.linear(nn.functional.linear(x, starts[0]), starts[1])
         return result + module.scaling[active_adapter] * (trained - initial)
 
 
