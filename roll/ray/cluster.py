@@ -103,7 +103,7 @@ LOOK_EVERY = 1.0
 """Seconds between two checks of these processes."""
 HEAD_SECONDS = 45.0
 """Seconds without a connection to the head of a joined cluster after which it counts as lost."""
-CONNECT_SECONDS = 5.0
+HEAD_CONNECT_SECONDS = 5.0
 """Deadline of one connection to the head."""
 RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
 """After 60 s without the head, Ray would terminate the driver without any cleanup. The watch for it ends the run first.
@@ -194,7 +194,7 @@ class ClusterSession:
 
 def _is_reached(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS):
+    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), HEAD_CONNECT_SECONDS):
         return True
     return False
 

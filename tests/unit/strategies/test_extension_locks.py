@@ -158,7 +158,7 @@ def test_age_is_that_of_the_shares_clock(hours: int, folder: Path, monkeypatch: 
     lock = folder / LOCK
     lock.touch()
     on_network_mount(monkeypatch)
-    own = module.time.time() + 3600 * hours
+    own = lock.stat().st_mtime + 3600 * hours
     monkeypatch.setattr(module.time, "time", lambda: own)
     found = read_lock(lock)
     assert found and found.holder, "another host compiles, whatever time it is here"
