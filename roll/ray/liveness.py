@@ -138,7 +138,7 @@ class Liveness:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await self._nodes.process_findings(node_id, pids)
         except (TimeoutError, RayError, OSError) as error:
-            LOG.info("node %s does not report the states of its processes: %s", node_id, error)
+            LOG.info("node %s does not report the states of its processes: %s", node_id, str(error) or "no answer")
             return None
 
     def _is_certain(self, process: tuple[str, WorkerProcess], finding: ProcessFinding | None) -> bool:
