@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +57,8 @@ ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIME
 """Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
 LOST = "its host {} is lost"
 """What is said of a rank whose host died, or was not reached for so long that Ray takes it for dead."""
+NODE_DIED = re.compile(r"the actor's node was terminated \w+: (.{1,200})")
+"""What Ray says of a dead node in the error of a call."""
 NODE_LOOKS, NODE_EVERY = 12, 5.0
 """How often, and every how many seconds, a rank without a living node looks for one before its restart has failed."""
 LOG_TAIL = 1 << 20
@@ -416,7 +419,8 @@ class WorkerGroup(Ranks[S]):
             # The last line has the exception of a process that failed during its start, or tells how the process ended.
             said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
             if is_lost(node := self._placements[rank].node_id):
-                said = f"{LOST.format(address_of(node))}: {' '.join(str(cause).split())[-LONGEST_CAUSE:]}"
+                why = NODE_DIED.search(" ".join(str(cause).split()))
+                said = LOST.format(address_of(node)) + (f": {why[1]}" if why else "")
         else:
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
         return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))
