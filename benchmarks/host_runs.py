@@ -14,7 +14,7 @@ from tests import limits
 from tests.hosts.clusters import start_cluster, train
 from tests.hosts.lab import SHARED, Host, Lab, lab
 
-STEPS = 40
+STEPS = 12
 STRUCK_AFTER = 1
 """The step after whose record the fault comes."""
 LONGEST = 600.0
@@ -36,7 +36,7 @@ DEADLINES = {
 SMALL = {
     "pretrain": "warm/export",
     "max_steps": STEPS,
-    "save_steps": 5,
+    "save_steps": 3,
     "eval_steps": 0,
     "validation": "null",
     "track_with": "none",
