@@ -94,11 +94,10 @@ def strike(
     name: str,
     overrides: Mapping[str, object],
     fault: Callable[[Lab, Path], None],
-    hosts: int = 2,
     folder: str = SHARED,
     disk: str = "4g",
 ) -> Struck:
-    """Run the tiny task over hosts, strike it after its first step, and wait for its end.
+    """Run the tiny task over two hosts, strike it after its first step, and wait for its end.
 
     Args:
         world: folder with the model, the problems and the warmed-up policy, which all hosts share.
@@ -107,7 +106,7 @@ def strike(
         folder: where the run folder is on the first host, which has the driver.
         disk: size of each host's `/tmp`.
     """
-    with lab(hosts, shared=world, disk=disk) as made:
+    with lab(2, shared=world, disk=disk) as made:
         for host in made.hosts:
             host.environment.update(DEADLINES)
         joined = start_cluster(made)

@@ -91,7 +91,7 @@ CASES = {
     "death-engine": Case("host died", "an engine, adapter", ENGINE, die),
     "death-whole": Case("host died", "an engine, whole weights", WHOLE, die),
     "death-rewards": Case("host died", "a worker of rewards", REWARDS, die),
-    "head": Case("Ray's head died", "none", ENGINE, lose_head),
+    "head": Case("Ray's head died", "none", {**ENGINE, "max_steps": 80}, lose_head),
     "freeze-engine": Case("host frozen for 20 s", "an engine, whole weights", WHOLE, freeze(20)),
     "freeze-trainer": Case("host frozen for 20 s", "a rank of the trainer", TRAINER, freeze(20)),
     "frozen-engine": Case("host frozen for ever", "an engine, whole weights", WHOLE, freeze(None)),
