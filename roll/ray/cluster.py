@@ -105,7 +105,7 @@ HEAD_SECONDS = 45.0
 """Seconds without a connection to the head of a joined cluster after which it counts as lost."""
 HEAD_CONNECT_SECONDS = 5.0
 """Deadline of one connection to the head."""
-RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
+RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "150"}
 """After 60 s without the head, Ray would terminate the driver without any cleanup. The watch for it ends the run first.
 """
 LOOKS_STOPPED = 12
@@ -203,7 +203,7 @@ def _lost(address: str, seconds: float) -> ClusterUnavailable:
     problem = f"Ray's head at {address} has not been reached for {seconds:.0f} s"
     remedy = "start the cluster again if the head's host died; the same command resumes the run"
     fault = Fault("RAY_ADDRESS", problem, remedy, "failed")
-    LOG.info("%s", fault)  # logged now, because ending the run takes a while
+    LOG.warning("%s", fault)  # now, because Ray may terminate this process while the run is being ended
     return ClusterUnavailable(str(fault))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.backend import Rank
@@ -57,8 +57,8 @@ ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIME
 """Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
 LOST = "its host {} is lost"
 """What is said of a rank whose host died, or was not reached for so long that Ray takes it for dead."""
-NODE_DIED = re.compile(r"the actor's node was terminated \w+: (.{1,200})")
-"""What Ray says of a dead node in the error of a call."""
+NODE_DIED = re.compile(r"(?:the actor's node was terminated \w+|The actor is not schedulable): (.{1,200})")
+"""What Ray says of a dead node in the error of a call, and of a rank that was to start there."""
 NODE_LOOKS, NODE_EVERY = 12, 5.0
 """How often, and every how many seconds, a rank without a living node looks for one before its restart has failed."""
 LOG_TAIL = 1 << 20
@@ -214,8 +214,9 @@ class WorkerGroup(Ranks[S]):
             return
         lost = self._placements[rank].node_id
         for _ in range(NODE_LOOKS):
-            self._placements[rank] = self._places.living(self._placements[rank])
-            if not is_lost(node := self._placements[rank].node_id):
+            # In threads, as a question to a head that is lost as well would block this one.
+            self._placements[rank] = await asyncio.to_thread(self._places.living, self._placements[rank])
+            if not await asyncio.to_thread(is_lost, node := self._placements[rank].node_id):
                 if node != lost:
                     host, new = address_of(lost), address_of(node)
                     LOG.warning("%s rank %d moves from host %s, which is lost, to %s", self.role, rank, host, new)
@@ -408,7 +409,7 @@ class WorkerGroup(Ranks[S]):
         rank, cause = (first or causes)[0]
         if isinstance(cause, WorkerFailed):
             return cause
-        died = isinstance(cause, RayActorError)
+        died = isinstance(cause, RayActorError | ActorUnschedulableError)
         if died and self.callers:  # an independent rank cannot have waited for others, whatever its log contains
             kind = WorkerDied
         elif self._waited_in_vain(rank, cause):
@@ -418,9 +419,8 @@ class WorkerGroup(Ranks[S]):
         if died:
             # The last line has the exception of a process that failed during its start, or tells how the process ended.
             said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
-            if is_lost(node := self._placements[rank].node_id):
-                why = NODE_DIED.search(" ".join(str(cause).split()))
-                said = LOST.format(address_of(node)) + (f": {why[1]}" if why else "")
+            if why := NODE_DIED.search(" ".join(str(cause).split())):
+                said = f"{LOST.format(self.host(rank))}: {why[1]}"
         else:
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
         return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))

@@ -136,9 +136,15 @@ def _with_gpus() -> list[Mapping[str, Any]]:
 
 
 def address_of(node_id: str | None) -> str:
-    """Return the address of a node, dead or alive; of the driver's node for None."""
+    """Return the address of a node, dead or alive; of the driver's node for None. Ray's head is asked once for each."""
     own = ray.get_runtime_context().get_node_id() if node_id is None else node_id
-    return next((node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own), own)
+    if own not in _addresses:
+        _addresses.update({node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()})
+    return _addresses.get(own, own)
+
+
+_addresses: dict[str, str] = {}
+"""Addresses of nodes by Ray's id, which never get another one. A question to a lost head would block the driver."""
 
 
 def is_lost(node_id: str | None) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ActorUnschedulableError, RayActorError
 
 from roll.config.derived.placement import RolePlan
-from roll.errors import ConfigError
+from roll.errors import ConfigError, WorkerDied
 from roll.ray.cluster import check_gpus
-from roll.ray.placement import NodePlaces, gpu_nodes, worker_placements
+from roll.ray.group import WorkerGroup
+from roll.ray.placement import NodePlaces, WorkerPlacement, gpu_nodes, worker_placements
 
 
 def node(address: str, gpus: int, alive: bool = True) -> dict[str, Any]:
@@ -74,6 +77,25 @@ def test_cpu_ranks_leave_a_lost_host(nodes: list[dict[str, Any]]) -> None:
     assert [places.living(place).node_id for place in before] == [f"node at 10.0.0.{host}" for host in (1, 3, 3)]
     nodes += [node("10.0.0.4", 0)]
     assert places.living(before[1]).node_id == "node at 10.0.0.4"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ActorUnschedulableError("the node does not exist any more"), "the node does not exist any more"),
+        (RayActorError(error_msg="the actor's node was terminated unexpectedly: no heartbeats"), "no heartbeats"),
+    ],
+)
+def test_a_lost_host_is_named(
+    error: Exception, why: str, nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes += [node("10.0.0.7", 0, alive=False)]
+    group: Any = WorkerGroup("actor_train", [], tmp_path, tmp_path / "record", blocking=True)
+    monkeypatch.setattr(group, "_placements", [WorkerPlacement("node at 10.0.0.7", "cpu", {})])
+    monkeypatch.setattr(group, "_logs", [tmp_path / "actor_train-0.log"])
+    failure = group._failure([(0, error)])
+    assert isinstance(failure, WorkerDied), "a loss, so that the role is restarted"
+    assert f"its host 10.0.0.7 is lost: {why}" in str(failure)
 
 
 @pytest.mark.parametrize(
