@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -138,13 +139,16 @@ def _with_gpus() -> list[Mapping[str, Any]]:
 def address_of(node_id: str | None) -> str:
     """Return the address of a node, dead or alive; of the driver's node for None. Ray's head is asked once for each."""
     own = ray.get_runtime_context().get_node_id() if node_id is None else node_id
-    if own not in _addresses:
-        _addresses.update({node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()})
-    return _addresses.get(own, own)
+    try:
+        return _address_of_known(own)
+    except LookupError:
+        return own
 
 
-_addresses: dict[str, str] = {}
-"""Addresses of nodes by Ray's id, which never get another one. A question to a lost head would block the driver."""
+@cache
+def _address_of_known(node_id: str) -> str:
+    """Return a node's address, which never changes: a question to a lost head would block the driver."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}[node_id]
 
 
 def is_lost(node_id: str | None) -> bool:

@@ -50,6 +50,7 @@ def assert_equal_on_one_host(
 
     run = train(first, cluster, *arguments, f"output_dir={name}_on_two", folder=SHARED)
     limits.until(lambda: run.poll() is not None or runs_there(), f"{there} runs on the second host")
+    assert runs_there(), ended(run)
     status, said = ended(run)
     assert status == 0, said
     status, said = ended(train(first, {}, *arguments, f"output_dir={name}_on_one", folder=SHARED))
