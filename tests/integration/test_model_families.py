@@ -69,7 +69,12 @@ def granite() -> PreTrainedModel:
 
 def gemma2() -> PreTrainedModel:
     bounds: dict[str, Any] = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0, "sliding_window": 8}
-    shape: dict[str, Any] = {"intermediate_size": 128, "num_key_value_heads": 1, "head_dim": 32, "query_pre_attn_scalar": 32}
+    shape: dict[str, Any] = {
+        "intermediate_size": 128,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+    }
     return Gemma2ForCausalLM(Gemma2Config(**WIDE, **shape, **bounds))
 
 

@@ -363,7 +363,7 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
         shared,
         sparse,
         gate,
-        values.get("model_type") not in HYBRIDS,
+        values.get("model_type") not in (*HYBRIDS, "gpt_oss", "granitemoe"),
     )
 
 
