@@ -35,8 +35,8 @@ from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
 from roll.models.attention import delta_layers, has_delta_layers, pack_delta_layers
 from roll.models.layers import decoder_layers
-from roll.models.lora_variants import start_from_singular_values
 from roll.models.logits import final_logits, unknown_key
+from roll.models.lora_variants import start_from_singular_values
 from roll.models.packed import LogProbHead, PackedPolicy
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 

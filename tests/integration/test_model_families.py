@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     OPTConfig,
@@ -61,33 +54,6 @@ def llama() -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**WIDE, intermediate_size=128, num_key_value_heads=1))
 
 
-def granite() -> PreTrainedModel:
-    changes: dict[str, Any] = {"logits_scaling": 4.0, "attention_multiplier": 0.1, "embedding_multiplier": 3.0}
-    shape: dict[str, Any] = {"intermediate_size": 128, "num_key_value_heads": 1, "residual_multiplier": 0.7}
-    return GraniteForCausalLM(GraniteConfig(**WIDE, **shape, **changes))
-
-
-def gemma2() -> PreTrainedModel:
-    bounds: dict[str, Any] = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0, "sliding_window": 8}
-    shape: dict[str, Any] = {
-        "intermediate_size": 128,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "query_pre_attn_scalar": 32,
-    }
-    return Gemma2ForCausalLM(Gemma2Config(**WIDE, **shape, **bounds))
-
-
-def gpt_oss() -> PreTrainedModel:
-    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64}
-    shape: dict[str, Any] = {"num_key_value_heads": 1, "head_dim": 32, "sliding_window": 8}
-    model = GptOssForCausalLM(GptOssConfig(**WIDE, **shape, **experts))
-    for name, parameter in model.named_parameters():
-        if "sinks" in name or "bias" in name or "router" in name:
-            nn.init.normal_(parameter, std=0.5)
-    return model
-
-
 def write(model: PreTrainedModel, folder: Path, pickled: bool) -> None:
     """Write a model folder, with the weights in pytorch_model.bin if they are to be pickled."""
     model.save_pretrained(folder)
@@ -97,15 +63,7 @@ def write(model: PreTrainedModel, folder: Path, pickled: bool) -> None:
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
 
 
-MERGED = (gpt2, gpt_oss)
-"""Families of which vLLM serves no adapters, those with experts on the CPU."""
-
-
-@pytest.mark.parametrize(
-    ("make", "pickled"),
-    [(opt, False), (gpt2, False), (llama, True), (granite, False), (gemma2, False), (gpt_oss, False)],
-    ids=["opt", "gpt2", "bin", "granite", "gemma2", "gpt-oss"],
-)
+@pytest.mark.parametrize(("make", "pickled"), [(opt, False), (gpt2, False), (llama, True)], ids=["opt", "gpt2", "bin"])
 def test_a_family_is_fine_tuned_then_trained(world: World, make: Make, pickled: bool) -> None:
     name = make.__name__
     torch.manual_seed(0)
@@ -119,7 +77,7 @@ def test_a_family_is_fine_tuned_then_trained(world: World, make: Make, pickled: 
 
     keys = ("max_steps=3", "save_steps=0", "num_return_sequences_in_group=4", f"output_dir={name}_rlvr", *SMALL)
     keys += ("entropy_loss_coef=0.1",)  # so that there is a gradient even if all responses are wrong
-    keys += ("weight_sync.lora=merged",) if make in MERGED else ()
+    keys += ("weight_sync.lora=merged",) if make is gpt2 else ()  # vLLM serves no adapters of GPT-2
     outcome = world.run("--config-name", "tiny/tiny_rlvr_lora_zero3", f"pretrain={name}_sft/export", *keys)
     assert outcome.status == 0, outcome.output
     steps = world.metrics(f"{name}_rlvr")[1:]
