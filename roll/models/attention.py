@@ -55,6 +55,8 @@ def packed_attention(
     max_length_q: int,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -65,24 +67,21 @@ def packed_attention(
         key, value: [1, key-value heads, T, D].
         cu_seq_lens_q: int32 [N + 1], start of each sequence, and the end of the last one.
         max_length_q: Number of tokens of the longest sequence.
+        sliding_window: Number of tokens that a token sees, itself included. None: all before it.
+        softcap: Bound of the scores: each becomes `softcap * tanh(score / softcap)`.
+        s_aux: [heads], attention sinks: the score of one more key per head, whose value is zero.
         dropout: Probability with which a weight is dropped. Torch's variable-length kernel cannot drop any.
 
     Returns:
         [1, T, heads, D] and None (no attention weights).
-
-    Raises:
-        ValueError: a sequence is longer than the model's sliding window.
     """
-    if sliding_window is not None and max_length_q > sliding_window:
-        problem = f"sequences of {max_length_q} tokens exceed the model's sliding window of {sliding_window}"
-        remedy = "or install flash-attn and set model_args.attn_implementation to fa2"
-        raise ValueError(f"{problem}: shorten prompt_length and response_length, or max_length, {remedy}")
-    if query.is_cuda and query.dtype != torch.float32 and not dropout:
+    window = sliding_window if sliding_window is not None and sliding_window < max_length_q else None
+    is_plain = softcap is None and s_aux is None
+    if is_plain and query.is_cuda and query.dtype != torch.float32 and not dropout:
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
         offsets, longest = cu_seq_lens_q, max_length_q
-        out = varlen_attn(
-            q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True
-        )
+        size = (-1 if window is None else window - 1, 0)
+        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=size, enable_gqa=True)
         assert isinstance(out, Tensor)
         return out[None], None
     rows, columns = packed_positions(cu_seq_lens_q, query.shape[2])
@@ -95,10 +94,60 @@ def packed_attention(
         return laid.transpose(1, 2)
 
     rows_of = side_by_side(query), side_by_side(key), side_by_side(value)
-    out = nn.functional.scaled_dot_product_attention(
-        *rows_of, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
-    )
+    if is_plain:
+        seen = None if window is None else seen_keys(max_length_q, window, query.device)
+        out = nn.functional.scaled_dot_product_attention(
+            *rows_of, attn_mask=seen, dropout_p=dropout, is_causal=seen is None, scale=scaling, enable_gqa=True
+        )
+    else:
+        seen = seen_keys(max_length_q, window, query.device)
+        out = attention_by_scores(*rows_of, seen, scaling or query.shape[-1] ** -0.5, softcap, s_aux, dropout)
     return out.transpose(1, 2)[rows, columns][None], None
+
+
+def seen_keys(length: int, window: int | None, device: torch.device) -> Tensor:
+    """Return for each token of a sequence which tokens it sees: itself and those before it, `window` in all.
+
+    Returns:
+        bool [length, length], by query and key.
+    """
+    places = torch.arange(length, device=device)
+    back = places[:, None] - places
+    return (back >= 0) if window is None else (back >= 0) & (back < window)
+
+
+def attention_by_scores(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Compute attention with all scores in memory, which kernels without caps and sinks cannot.
+
+    Args:
+        query: [N, heads, L, D].
+        key, value: [N, key-value heads, L, D].
+        seen: bool [L, L], the keys that each query sees.
+        scaling, softcap, sinks, dropout: As for `packed_attention`, where sinks are `s_aux`.
+
+    Returns:
+        [N, heads, L, D].
+    """
+    copies = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(copies, dim=1) for part in (key, value))
+    scores = (query @ key.transpose(2, 3)).float() * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = scores.softmax(-1)[..., : len(seen)].to(value.dtype)
+    return nn.functional.dropout(weights, dropout) @ value
 
 
 def packed_positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

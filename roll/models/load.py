@@ -35,20 +35,11 @@ from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
 from roll.models.attention import delta_layers, has_delta_layers, pack_delta_layers
 from roll.models.layers import decoder_layers
+from roll.models.logits import final_logits, unknown_key
 from roll.models.lora_variants import start_from_singular_values
 from roll.models.packed import LogProbHead, PackedPolicy
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 
-LOGIT_KEYS = (
-    "final_logit_softcapping",
-    "attn_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-)
-"""Configuration keys of models that change the output logits or the attention logits after their matrix product."""
-NEUTRAL = (None, 1.0)
-"""Values of these keys that change nothing."""
 ALL_LINEAR = ["all-linear"]
 """The names in a `lora_target` that adapts all linear layers."""
 OWN_ATTENTION = "it has its own attention code, which does not support packed sequences"
@@ -62,11 +53,8 @@ def not_packable(model: PreTrainedModel) -> str | None:
         return OWN_ATTENTION
     if getattr(head, "bias", None) is not None:
         return "its output matrix has a bias, which roll does not apply"
-    for key in LOGIT_KEYS:
-        if (value := getattr(config, key, None)) not in NEUTRAL:
-            return f"its {key} of {value:g} changes logits, which roll does not support"
-    if any(getattr(module, "sinks", None) is not None for module in model.modules()):
-        return "its attention has sinks, which the packed kernel does not support"
+    if key := unknown_key(config):
+        return f"its {key} of {getattr(config, key):g} changes logits, which roll does not support"
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION - ({LINEAR} if is_hybrid else set())
     known = {id(module) for layer in delta_layers(model) for module in layer.modules()} if is_hybrid else set()
     if others or any(isinstance(module, nn.Conv1d) and id(module) not in known for module in model.modules()):
@@ -98,7 +86,7 @@ def register_flash() -> str:
 
 
 def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
-    """Return a function like `models.attention.packed_attention` that calls `kernel` and also supports sliding windows.
+    """Return a function like `models.attention.packed_attention` that calls `kernel`, except for sinks, which it lacks.
 
     `kernel` is flash-attn's `flash_attn_varlen_func`. It is an argument, because compiled layers cannot import it.
     """
@@ -114,13 +102,20 @@ def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
         max_length_q: int,
         scaling: float | None = None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
         dropout: float = 0.0,
         **_: Any,
     ) -> tuple[Tensor, None]:
+        if s_aux is not None:
+            given = {"cu_seq_lens_q": cu_seq_lens_q, "max_length_q": max_length_q, "scaling": scaling}
+            more = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux, "dropout": dropout}
+            return attention.packed_attention(module, query, key, value, attention_mask, **given, **more)
         q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
         window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
         offsets, longest = cu_seq_lens_q, max_length_q
         more = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True, "window_size": window}
+        more |= {} if softcap is None else {"softcap": softcap}
         out = kernel(q, k, v, offsets, offsets, longest, longest, **more)
         return out[None], None
 
@@ -220,7 +215,7 @@ def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -
     if packed:
         head = model.get_output_embeddings()
         assert isinstance(head, nn.Linear)
-        model.set_output_embeddings(LogProbHead(head))
+        model.set_output_embeddings(LogProbHead(head, final_logits(model.config)))
     return model
 
 

@@ -26,6 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from roll.backend import Rank
 from roll.config.plan.memory import head_tokens
+from roll.models.logits import AS_THEY_ARE, FinalLogits
 from roll.models.memory_guard import FEWER_TOKENS, readable_memory_errors
 from roll.models.offload import Offload, tensors_in
 from roll.models.sequence_parallel import BY_LENGTH, SequenceGroup, TokenShare, gather_values
@@ -151,6 +152,13 @@ class PackedModel(nn.Module):
         assert isinstance(causal, PreTrainedModel)
         return causal
 
+    @property
+    def head(self) -> LogProbHead:
+        """Return the head of a language model."""
+        head = self.causal.get_output_embeddings()
+        assert isinstance(head, LogProbHead)
+        return head
+
     def hidden(self, inputs: PackedInputs) -> Tensor:
         """Return the normalised states of the last layer, [T, H], or only those of the rank's share. State t depends on
         tokens up to t.
@@ -210,9 +218,7 @@ class PackedPolicy(PackedModel):
 
         `more` is called with hidden states [S, H], or those of this rank's share, and the output matrix [V, H].
         """
-        head = self.causal.get_output_embeddings()
-        assert isinstance(head, LogProbHead)
-        targets = inputs.token_ids[inputs.scored]
+        head, targets = self.head, inputs.token_ids[inputs.scored]
         return self.of_scored(inputs, 1, lambda states, rows: head(states, targets[rows], inputs.temperature, more))
 
 
@@ -223,11 +229,13 @@ class LogProbHead(nn.Module):
     and again during the backward pass.
     """
 
-    def __init__(self, lm_head: nn.Linear) -> None:
+    def __init__(self, lm_head: nn.Linear, final: FinalLogits = AS_THEY_ARE) -> None:
+        """Take the weight of `lm_head`. `final` is how the model changes its logits."""
         super().__init__()
         if lm_head.bias is not None:
             raise ValueError("models whose lm_head has a bias are not supported")
         self.weight = lm_head.weight
+        self.final = final
         self.in_features, self.out_features = lm_head.in_features, lm_head.out_features
 
     def forward(
@@ -248,19 +256,20 @@ class LogProbHead(nn.Module):
         Returns:
             With targets: log-probs fp32 [T] (natural log) and entropies fp32 [T] (nats), followed by the result of
                 `more` if given.
-            Without targets: the result of `more` if given, otherwise logits [..., V] as `nn.Linear` returns them.
+            Without targets: the result of `more` if given, otherwise products [..., V] as `nn.Linear` returns them. The
+                model of transformers changes them itself.
         """
         if targets is None:
             return nn.functional.linear(hidden, self.weight) if more is None else more(hidden, self.weight)
-        found = chunked_log_probs(hidden, self.weight, targets, temperature)
+        found = chunked_log_probs(hidden, self.weight, targets, temperature, self.final)
         return found if more is None else (*found, more(hidden, self.weight))
 
 
 def chunked_log_probs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, final: FinalLogits = AS_THEY_ARE
 ) -> tuple[Tensor, Tensor]:
-    """Return log softmax(hidden @ weight.T / temperature) at the targets, and the entropy of the softmax. Both are
-    differentiable.
+    """Return log softmax(final(hidden @ weight.T) / temperature) at the targets, and the entropy of the softmax. Both
+    are differentiable.
 
     Args:
         hidden: [T, H].
@@ -270,7 +279,7 @@ def chunked_log_probs(
     Returns:
         fp32 [T] log-probs and fp32 [T] entropies, natural log.
     """
-    return _ChunkedLogProbs.apply(hidden, weight, targets, temperature)
+    return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, final)
 
 
 def logits_of(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -292,16 +301,24 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.float(), right.float())
 
 
-def token_statistics(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the target's log-prob, log partition and entropy, fp32 [T] each, for logits fp32 [T, V] times `scale`."""
+def scaled_logits(logits: Tensor, scale: float, cap: float | None) -> Tensor:
+    """Return `logits * scale`, or with a cap `cap * tanh(logits * scale / cap)`."""
     scaled = logits * scale
+    return scaled if cap is None else cap * (scaled / cap).tanh()
+
+
+def token_statistics(
+    logits: Tensor, targets: Tensor, scale: float, cap: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the target's log-prob, log partition and entropy, fp32 [T] each, for `scaled_logits` of fp32 [T, V]."""
+    scaled = scaled_logits(logits, scale, cap)
     largest = scaled.amax(dim=-1, keepdim=True)
     shifted = scaled - largest
     exponentials = shifted.exp()
     total = exponentials.sum(dim=-1)
     log_total = total.log()
     log_z = log_total + largest[:, 0]
-    log_probs = logits.gather(1, targets[:, None])[:, 0] * scale - log_z
+    log_probs = scaled_logits(logits.gather(1, targets[:, None])[:, 0], scale, cap) - log_z
     return log_probs, log_z, log_total - (exponentials * shifted).sum(dim=-1) / total
 
 
@@ -314,17 +331,21 @@ def logit_gradient(
     grad_entropy: Tensor | None,
     scale: float,
     dtype: torch.dtype,
+    cap: float | None = None,
 ) -> Tensor:
     """Return the gradient of the loss with respect to the logits, [T, V] in `dtype`.
 
-    For z = `scale` * logits: d log p_y / dz = onehot(y) - p and d entropy / dz = -p (log p + entropy).
+    For z = `scaled_logits`: d log p_y / dz = onehot(y) - p and d entropy / dz = -p (log p + entropy). The slope of z is
+    `scale`, times 1 - (z / cap)^2 with a cap.
     """
-    log_p = logits * scale - log_z[:, None]
+    scaled = scaled_logits(logits, scale, cap)
+    log_p = scaled - log_z[:, None]
     slope = -grad_log_probs[:, None]
     if grad_entropy is not None:
         slope = slope - grad_entropy[:, None] * (log_p + entropy[:, None])
     is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
-    return ((log_p.exp() * slope + torch.where(is_target, grad_log_probs[:, None], 0.0)) * scale).to(dtype)
+    gradient = (log_p.exp() * slope + torch.where(is_target, grad_log_probs[:, None], 0.0)) * scale
+    return (gradient if cap is None else gradient * (1 - (scaled / cap) ** 2)).to(dtype)
 
 
 @cache
@@ -351,7 +372,10 @@ def _chunks(tokens: int, vocabulary: int) -> list[slice]:
 
 class _ChunkedLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, final: FinalLogits
+    ) -> tuple[Tensor, Tensor]:
+        scale, cap = final.factor / temperature, None if final.cap is None else final.cap / temperature
         log_probs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(log_probs)
         log_z = torch.empty_like(log_probs)
@@ -359,14 +383,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for part in _chunks(len(hidden), len(weight)):
             logits = None  # free them before the next chunk's logits are computed
             logits = logits_of(hidden[part], weight)
-            log_probs[part], log_z[part], entropy[part] = _fused(
-                token_statistics, logits, targets[part], 1 / temperature
-            )
+            log_probs[part], log_z[part], entropy[part] = _fused(token_statistics, logits, targets[part], scale, cap)
         ctx.last_logits = logits if any(ctx.needs_input_grad) else None
         # Keep a reference to the weight instead of saving it, because ZeRO-3 gathers its storage again for the backward
         # pass.
         ctx.weight = weight
-        ctx.temperature = temperature
+        ctx.scale, ctx.cap = scale, cap
         ctx.save_for_backward(hidden, targets, log_z, entropy)
         # If no loss uses the entropy, its gradient is None instead of zeros, which saves computation.
         ctx.set_materialize_grads(False)
@@ -376,7 +398,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, None, None]:
+    ) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden, targets, log_z, entropy = ctx.saved_tensors
         weight: Tensor = ctx.weight
         slopes = torch.zeros_like(log_z) if grad_log_probs is None else grad_log_probs
@@ -393,8 +415,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 entropy[part],
                 slopes[part],
                 slopes_of_entropy,
-                1 / ctx.temperature,
+                ctx.scale,
                 weight.dtype,
+                ctx.cap,
             )
             grad_logits = _fused(logit_gradient, logits_of(hidden[part], weight) if logits is None else logits, *given)
             logits = None
@@ -402,7 +425,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             if grad_weight is not None:
                 add_product(grad_weight, grad_logits.t(), hidden[part])
             del grad_logits  # free it before the next chunk's logits are computed
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
 Forward = Callable[[PackedInputs], tuple[Tensor, ...]]

@@ -135,6 +135,8 @@ def over_ranks(kernel: Attention) -> Attention:
     ) -> tuple[Tensor, None]:
         if over is None:
             return kernel(module, query, key, value, attention_mask, **more)
+        if (sinks := more.get("s_aux")) is not None:
+            more["s_aux"] = sinks.chunk(over.size)[over.rank]
         out, _ = kernel(module, *to_heads(query, key, value, over), attention_mask, **more)
         return split_tokens(out, over), None
 

@@ -40,7 +40,8 @@ from roll.config.plan.memory import head_tokens
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
 from roll.models.load import DTYPES, load_policy, unreadable
-from roll.models.packed import LogProbHead, PackedInputs, PackedModel, PackedPolicy, add_product, logits_of
+from roll.models.logits import AS_THEY_ARE, FinalLogits, final_logits
+from roll.models.packed import PackedInputs, PackedModel, PackedPolicy, add_product, logits_of
 from roll.stores.models import local_model
 
 EXACT = 1 << 24
@@ -101,10 +102,16 @@ TENSORS = 8
 
 
 def chunked_divergence(
-    hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor, measure: Divergence
+    hidden: Tensor,
+    weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    measure: Divergence,
+    final: FinalLogits = AS_THEY_ARE,
+    teacher_final: FinalLogits = AS_THEY_ARE,
 ) -> Tensor:
-    """Return the divergences [S], in nats, between hidden @ weight.T and the teacher's logits. Differentiable in hidden
-    and weight.
+    """Return the divergences [S], in nats, between final(hidden @ weight.T) and the teacher's logits. Differentiable in
+    hidden and weight.
 
     If one output matrix has more rows, because it is padded to a round number, both distributions are restricted to the
     rows that both matrices have.
@@ -114,17 +121,23 @@ def chunked_divergence(
         weight: [V, H].
         teacher_hidden: [S, H'].
         teacher_weight: [V', H'].
+        final, teacher_final: How the student and the teacher change their logits.
     """
     rows = min(len(weight), len(teacher_weight))
 
     def compare(student: Tensor, states: Tensor) -> Tensor:
-        return measure(student, logits_of(states, teacher_weight[:rows]))
+        return measure(final(student), teacher_final(logits_of(states, teacher_weight[:rows])))
 
     return _ChunkedDivergence.apply(hidden, weight, teacher_hidden, compare, rows)
 
 
 def chunked_top_divergence(
-    hidden: Tensor, weight: Tensor, encoded: Tensor, top: TeacherTop, measure: Divergence
+    hidden: Tensor,
+    weight: Tensor,
+    encoded: Tensor,
+    top: TeacherTop,
+    measure: Divergence,
+    final: FinalLogits = AS_THEY_ARE,
 ) -> Tensor:
     """Return the divergences [S], in nats, over k + 1 categories: the teacher's top k tokens, and all other tokens
     together.
@@ -135,11 +148,12 @@ def chunked_top_divergence(
         hidden: [S, H].
         weight: [V, H].
         encoded: fp32 [S, top.width], see `TeacherTop.encode`.
+        final: How the student changes its logits.
     """
 
     def compare(student: Tensor, part: Tensor) -> Tensor:
         p, token_ids = top.decode(part)
-        return measure.between(in_buckets((student / top.temperature).log_softmax(-1), token_ids), p)
+        return measure.between(in_buckets((final(student) / top.temperature).log_softmax(-1), token_ids), p)
 
     return _ChunkedDivergence.apply(hidden, weight, encoded, compare, top.rows)
 
@@ -204,13 +218,12 @@ class PackedTopTeacher(PackedModel):
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor]:
         """Return fp32 [S, width], see `TeacherTop.encode`. Logits are computed for a few tokens at a time."""
-        head = self.causal.get_output_embeddings()
-        assert isinstance(head, LogProbHead)
+        head = self.head
 
         def encode(hidden: Tensor, weight: Tensor) -> Tensor:
             out = torch.empty(len(hidden), self.top.width, device=hidden.device)
             for part in chunks(len(hidden), len(weight)):
-                out[part] = self.top.encode(logits_of(hidden[part], weight[: self.top.rows]))
+                out[part] = self.top.encode(head.final(logits_of(hidden[part], weight[: self.top.rows])))
             return out
 
         # Call the head only once, so that with ZeRO-3 every rank gathers its weight once, for any number of tokens.
@@ -229,17 +242,25 @@ class PackedTopStudent(PackedPolicy):
         encoded = inputs.teacher_states
         if encoded is None:
             return super().forward(inputs)
+        top, measure, final = self.top, self.measure, self.head.final
         return self.scored(
-            inputs, lambda hidden, weight: chunked_top_divergence(hidden, weight, encoded, self.top, self.measure)
+            inputs, lambda hidden, weight: chunked_top_divergence(hidden, weight, encoded, top, measure, final)
         )
 
 
 class PackedStudent(PackedPolicy):
     """A policy that also returns the divergence from a teacher, given the teacher's last hidden states."""
 
-    def __init__(self, model: PreTrainedModel | PeftModel, teacher_weight: Tensor, measure: Divergence) -> None:
-        """`teacher_weight` is the teacher's output matrix [V, H]."""
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        teacher_weight: Tensor,
+        measure: Divergence,
+        teacher_final: FinalLogits = AS_THEY_ARE,
+    ) -> None:
+        """`teacher_weight` is the teacher's output matrix [V, H], `teacher_final` how it changes its logits."""
         super().__init__(model)
+        self.teacher_final = teacher_final
         self.register_buffer("teacher_weight", teacher_weight, persistent=False)
         self.measure = measure
 
@@ -251,21 +272,28 @@ class PackedStudent(PackedPolicy):
         weight = self.get_buffer("teacher_weight")
 
         def compare(hidden: Tensor, own_weight: Tensor) -> Tensor:
-            return chunked_divergence(hidden, own_weight, states.to(weight.dtype), weight, self.measure)
+            finals = self.head.final, self.teacher_final
+            return chunked_divergence(hidden, own_weight, states.to(weight.dtype), weight, self.measure, *finals)
 
         return self.scored(inputs, compare)
 
 
 def load_student(
-    path: str, model_args: ModelConfig, seed: int, teacher: str, names: Sequence[str], dtype: str, measure: Divergence
+    path: str,
+    model_args: ModelConfig,
+    seed: int,
+    teacher: str,
+    names: Sequence[str],
+    dtype: str,
+    measure: Divergence,
+    teacher_final: FinalLogits = AS_THEY_ARE,
 ) -> PackedStudent:
     """Load the policy, and the output matrix of its teacher from the folder or Hub name `teacher`.
 
     Raises the same errors as `load_policy` and `read_tensor`.
     """
-    return PackedStudent(
-        load_policy(path, model_args, seed).model, read_tensor(teacher, names).to(DTYPES[dtype]), measure
-    )
+    weight = read_tensor(teacher, names).to(DTYPES[dtype])
+    return PackedStudent(load_policy(path, model_args, seed).model, weight, measure, teacher_final)
 
 
 def student_loader(
@@ -277,8 +305,10 @@ def student_loader(
     Raises:
         DataError: the teacher's configuration cannot be read.
     """
-    names = output_names(local_model(teacher), teacher_args.trust_remote_code)
-    return partial(load_student, teacher=teacher, names=names, dtype=teacher_args.dtype, measure=measure)
+    path, trusted = local_model(teacher), teacher_args.trust_remote_code
+    names, final = output_names(path, trusted), final_logits(_without_weights(path, trusted)[0])
+    given = {"teacher": teacher, "names": names, "dtype": teacher_args.dtype, "measure": measure}
+    return partial(load_student, **given, teacher_final=final)
 
 
 def load_top_student(

@@ -137,3 +137,11 @@ def test_other_keys_of_autoep_are_refused(
 def test_experts_over_ranks_are_accepted(judged: Callable[..., str | None], experts: Path) -> None:
     said = judged(f"pretrain={experts}", *OVER_RANKS, f"+{DEEPSPEED}.expert_parallel.enabled=true")
     assert "expert_parallel" not in (said or "")
+
+
+def test_an_engine_that_would_not_follow_the_trainer(refused: Callable[..., str], experts: Path) -> None:
+    config = json.loads((experts / "config.json").read_text())
+    (experts / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))
+    message = refused(f"pretrain={experts}")
+    assert "actor_infer.strategy_args.strategy_name: vllm, but after a weight sync" in message
+    assert "use hf_infer" in message

@@ -118,6 +118,8 @@ class ModelShape:
     """Whether the query projection also computes a gate that scales the output of attention."""
     latent_attention: bool = False
     """Whether keys and values are compressed to a latent vector, as in DeepSeek-V2. `head_dim` is then not used."""
+    sinks: bool = False
+    """Whether attention has sinks, as in gpt-oss."""
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
@@ -328,6 +330,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
         experts=_experts(values),
         delta=_delta(values) if is_hybrid else None,
         gated_attention=is_hybrid,
+        sinks=values.get("model_type") == "gpt_oss",
         latent_attention=bool(values.get("kv_lora_rank")),
     )
 
@@ -363,7 +366,7 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
         shared,
         sparse,
         gate,
-        values.get("model_type") not in HYBRIDS,
+        values.get("model_type") not in (*HYBRIDS, "gpt_oss", "granitemoe"),
     )
 
 

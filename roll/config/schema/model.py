@@ -34,7 +34,8 @@ class ModelConfig(StrictConfig):
     attn_implementation: Literal["auto", "sdpa", "eager", "fa2"] = Field(
         "auto",
         description="Attention kernel. `auto` is torch's variable-length kernel for packed sequences; `fa2` is "
-        "flash-attn's, or `auto` without this package.",
+        "flash-attn's, or `auto` without this package. Attention with capped scores (Gemma 2, without `fa2`) or sinks "
+        "(gpt-oss) is plain torch, whose memory grows with the square of the longest sequence.",
     )
     gradient_checkpointing: Literal["auto", "all", "none", "attention"] | NonNegativeInt = Field(
         "auto",

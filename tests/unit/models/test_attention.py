@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,35 +22,39 @@ def packed(lengths: list[int], device: str = "cpu", dtype: torch.dtype = torch.f
     return [part.to(device, dtype) for part in parts], offsets.to(device)
 
 
-def run(
-    parts: list[Tensor], offsets: Tensor, scaling: float | None = None, sliding_window: int | None = None
-) -> Tensor:
+def run(parts: list[Tensor], offsets: Tensor, scaling: float | None = None, **more: Any) -> Tensor:
     """Return the output of packed attention, [T, heads, width]."""
-    out, weights = packed_attention(
-        nn.Identity(),
-        parts[0],
-        parts[1],
-        parts[2],
-        None,
-        cu_seq_lens_q=offsets,
-        max_length_q=int(offsets.diff().max()),
-        scaling=scaling,
-        sliding_window=sliding_window,
-    )
+    given = {"cu_seq_lens_q": offsets, "max_length_q": int(offsets.diff().max()), "scaling": scaling}
+    out, weights = packed_attention(nn.Identity(), parts[0], parts[1], parts[2], None, **given, **more)
     assert weights is None
     assert out.shape[0] == 1
     return out[0]
 
 
-def one_by_one(parts: list[Tensor], offsets: Tensor, scaling: float) -> Tensor:
-    """Compute softmax(q k' scale + causal mask) v for each sequence alone, in float64."""
+def one_by_one(
+    parts: list[Tensor],
+    offsets: Tensor,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """Compute softmax(cap(q k' scale) + mask) v for each sequence alone, in float64. A sink adds to the sum."""
     out = []
     for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         query, key, value = (part[0, :, begin:end].double() for part in parts)
         key, value = (part.repeat_interleave(HEADS // KEY_HEADS, 0) for part in (key, value))
         scores = query @ key.transpose(1, 2) * scaling
-        future = torch.ones(end - begin, end - begin, dtype=torch.bool, device=scores.device).triu(1)
-        out.append((scores.masked_fill(future, -torch.inf).softmax(-1) @ value).transpose(0, 1))
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        hidden = torch.ones(end - begin, end - begin, dtype=torch.bool, device=scores.device).triu(1)
+        if sliding_window is not None:
+            hidden = hidden | torch.ones_like(hidden).tril(-sliding_window)
+        exponentials = scores.masked_fill(hidden, -torch.inf).exp()
+        total = exponentials.sum(-1, keepdim=True)
+        if s_aux is not None:
+            total = total + s_aux.double().exp()[:, None, None]
+        out.append((exponentials / total @ value).transpose(0, 1))
     return torch.cat(out)
 
 
@@ -93,8 +99,38 @@ def test_no_token_sees_its_future_or_another_sequence() -> None:
     assert same.tolist() == [True] * 7 + [False] * 3 + [True] * 3
 
 
-def test_a_sliding_window_that_would_cut_is_refused() -> None:
-    parts, offsets = packed([4, 6])
-    with pytest.raises(ValueError, match="6 tokens .* sliding window of 5"):
-        run(parts, offsets, sliding_window=5)
-    torch.testing.assert_close(run(parts, offsets, sliding_window=6), run(parts, offsets))
+SINKS = torch.tensor([-1.0, 0.5, 2.0, 0.0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [None, 1, 3, 9])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
+def test_windows_caps_and_sinks_against_formula(
+    window: int | None, softcap: float | None, sinks: Tensor | None, device: str
+) -> None:
+    parts, offsets = packed([3, 1, 9, 2], device)
+    learnt = [part.requires_grad_() for part in parts]
+    learnt += [] if sinks is None else [sinks.clone().to(device).requires_grad_()]
+    changes = {"sliding_window": window, "softcap": softcap, "s_aux": None if sinks is None else learnt[-1]}
+    expected, got = one_by_one(parts, offsets, 0.25, **changes), run(parts, offsets, 0.25, **changes)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    direction = torch.randn(15, HEADS, WIDTH, generator=torch.Generator().manual_seed(1)).to(device)
+    slopes = torch.autograd.grad((expected * direction).sum(), learnt)
+    for mine, theirs in zip(torch.autograd.grad((got * direction).sum(), learnt), slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 1, 3, 9, 40])
+@pytest.mark.parametrize("changes", [{}, {"softcap": 0.7}, {"s_aux": SINKS}], ids=["plain", "cap", "sinks"])
+def test_windows_caps_and_sinks_in_bf16(window: int | None, changes: dict[str, Any]) -> None:
+    parts, offsets = packed([3, 1, 70, 2], "cuda", torch.bfloat16)
+    learnt = [part.requires_grad_() for part in parts]
+    changes = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in changes.items()}
+    expected = one_by_one(parts, offsets, 0.25, window, **changes)
+    got = run(parts, offsets, 0.25, sliding_window=window, **changes)
+    torch.testing.assert_close(got.double(), expected, rtol=2e-2, atol=2e-2)
+    slopes = torch.autograd.grad(expected.sum(), learnt)
+    for mine, theirs in zip(torch.autograd.grad(got.sum(), learnt), slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=6e-2, atol=6e-2)

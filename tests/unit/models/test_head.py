@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from roll.config.plan.memory import LOGITS, head_tokens
 from roll.models import packed as head
+from roll.models.logits import FinalLogits
 from roll.models.packed import LogProbHead, chunked_log_probs, logit_gradient, logits_of, token_statistics
 
 VOCABULARY, WIDTH = 61, 12
@@ -27,9 +28,13 @@ def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
     return hidden.to(dtype), weight.to(dtype), targets
 
 
-def formula(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def formula(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, factor: float = 1.0, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute log-probs and entropies in float64 from the full log softmax."""
-    log_p = (hidden.double() @ weight.double().t() / temperature).log_softmax(-1)
+    logits = hidden.double() @ weight.double().t() * factor
+    logits = logits if cap is None else cap * (logits / cap).tanh()
+    log_p = (logits / temperature).log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
@@ -67,6 +72,23 @@ def test_gradients_in_float64(terms: str, temperature: float) -> None:
     got = torch.autograd.grad(objective(*chunked_log_probs(hidden, weight, targets, temperature)), (hidden, weight))
     expected = torch.autograd.grad(objective(*formula(hidden, weight, targets, temperature)), (hidden, weight))
     for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.usefixtures("chunk")
+@pytest.mark.parametrize(("factor", "cap"), [(0.25, None), (1.0, 2.0), (0.5, 1.5)])
+def test_scaled_and_capped_logits_in_float64(factor: float, cap: float | None) -> None:
+    hidden, weight, targets = inputs(13)
+    learnt = hidden.requires_grad_(), weight.requires_grad_()
+    directions = torch.randn(2, 13, generator=torch.Generator().manual_seed(5))
+    got = chunked_log_probs(hidden, weight, targets, 0.7, FinalLogits(factor, cap))
+    expected = formula(hidden, weight, targets, 0.7, factor, cap)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+    slopes = (
+        torch.autograd.grad((one * directions[0] + two * directions[1]).sum(), learnt) for one, two in (got, expected)
+    )
+    for mine, theirs in zip(*slopes, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-5)
 
 

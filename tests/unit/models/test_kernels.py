@@ -75,8 +75,9 @@ def _installed(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.parametrize("changes", [{}, {"softcap": 0.7}, {"s_aux": torch.tensor([-1.0, 0.5, 2.0, 0.0])}], ids=str)
 @pytest.mark.parametrize("window", [None, 3])
-def test_flash_attention_is_given_what_its_package_documents(window: int | None) -> None:
+def test_flash_attention_is_given_what_its_package_documents(window: int | None, changes: dict[str, Any]) -> None:
     """The stand-in does what `flash_attn_varlen_func` documents. The window of that function is the number of visible
     earlier tokens.
     """
@@ -86,6 +87,7 @@ def test_flash_attention_is_given_what_its_package_documents(window: int | None)
         softmax_scale: float,
         causal: bool,
         window_size: tuple[int, int],
+        softcap: float = 0.0,
     ) -> Tensor:  # fmt: skip
         assert not dropout_p and causal and cu_q is cu_k and max_q == max_k == int(cu_q.diff().max())
         out = torch.zeros_like(q)
@@ -93,6 +95,7 @@ def test_flash_attention_is_given_what_its_package_documents(window: int | None)
             distance = torch.arange(end - begin)[:, None] - torch.arange(end - begin)[None]
             hidden = (distance < 0) | ((distance > window_size[0]) if window_size[0] >= 0 else False)
             scores = torch.einsum("qhd,khd->hqk", q[begin:end], k[begin:end].repeat_interleave(2, 1)) * softmax_scale
+            scores = softcap * (scores / softcap).tanh() if softcap else scores
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v[begin:end].repeat_interleave(2, 1))
         return out
@@ -101,12 +104,10 @@ def test_flash_attention_is_given_what_its_package_documents(window: int | None)
     query, key, value = (torch.randn(1, heads, 9, 16, generator=generator) for heads in (4, 2, 2))
     offsets = torch.tensor([0, 3, 9]).int()
     given: dict[str, Any] = {"cu_seq_lens_q": offsets, "max_length_q": 6, "scaling": 0.3}
-    out, _ = kernels.flash_attention(varlen)(nn.Identity(), query, key, value, None, sliding_window=window, **given)
-    full, _ = packed_attention(nn.Identity(), query, key, value, None, **given)
-    reached = slice(None) if window is None else [0, 1, 2, 3, 4, 5]
-    torch.testing.assert_close(out[0, reached], full[0, reached], rtol=1e-5, atol=1e-5)
-    if window is not None:
-        assert not torch.allclose(out[0, 6:], full[0, 6:], atol=1e-3)
+    given |= {"sliding_window": window, **changes}
+    out, _ = kernels.flash_attention(varlen)(nn.Identity(), query, key, value, None, **given)
+    expected, _ = packed_attention(nn.Identity(), query, key, value, None, **given)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_flash_attention_keeps_compiled_layer_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from roll.models.student import PackedStudent
 from roll.models.value import PackedScores, PackedValues, load_value_model
 from roll.types import Floats, Sequences
 from tests import limits
+from tests.unit.models.test_families import written
 
 FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 LENGTHS = [7, 12, 3]
@@ -148,6 +149,15 @@ def test_ranks_together_say_and_learn_what_one_does(
     said, learnt = said_and_learnt(model, batch, states, ranks)
     assert ranks.exchanges == 2 * ranks.size * model.causal.config.num_hidden_layers
     assert len(said) == len(expected) == (2 if load is policy else 3 if load is student else 1)
+    for mine, theirs in zip([*said, *learnt], [*expected, *gradients], strict=True):
+        assert float((mine - theirs).norm()) <= 1e-5 * float(theirs.norm())
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "gemma2"])
+def test_windows_caps_and_sinks_over_ranks(kind: str, tmp_path: Path, ranks: Ranks) -> None:
+    model, batch = policy(written(kind, tmp_path)), sequences(LENGTHS)
+    expected, gradients = said_and_learnt(model, batch, None, None)
+    said, learnt = said_and_learnt(model, batch, None, ranks)
     for mine, theirs in zip([*said, *learnt], [*expected, *gradients], strict=True):
         assert float((mine - theirs).norm()) <= 1e-5 * float(theirs.norm())
 
