@@ -50,7 +50,7 @@ def worker_placements(
     out = []
     for rank, devices in enumerate(role.devices):
         environment = rank_environment(rank, role.ranks, None if devices else threads) | dict(system_envs)
-        node = nodes[devices[0] // gpus_per_node] if devices else hosts[rank % len(hosts)]
+        node = nodes[devices[0] // gpus_per_node] if devices else hosts[0 if role.is_outside else rank % len(hosts)]
         out.append(
             WorkerPlacement(
                 node,

@@ -13,7 +13,7 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -121,30 +121,6 @@ class BucketArrived(WeightTransferUpdateInfo):
             if self.path is None
             else Bucket(self.path, specs, self.checksum)
         )
-
-
-def route_as_plain(route: Route, rendezvous: Rendezvous | None) -> dict[str, Any]:
-    """Return the route and the rendezvous as arguments of `RouteOpened`."""
-    return {
-        "route": asdict(route) | {"transport": route.transport.value},
-        "rendezvous": None if rendezvous is None else asdict(rendezvous),
-    }
-
-
-def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
-    """Return the bucket as arguments of `BucketArrived`."""
-    specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
-    in_file = isinstance(bucket, Bucket)
-    return {
-        "tensors": specs,
-        "checksum": bucket.checksum,
-        "path": bucket.path if in_file else None,
-        "handles": {} if in_file else dict(bucket.handles),
-    }
-
-
-ABANDONED: dict[str, Any] = {"tensors": [], "checksum": "", "path": None, "handles": {}, "abandons": True}
-"""Arguments of the `BucketArrived` that lets an incomplete update end."""
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -324,7 +324,8 @@ def phases_of(
 def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> WeightSync:
     """Return the configured weight sync, with the routes that the plan allows."""
     roles = (plan.roles["actor_train"], plan.roles["actor_infer"])
-    paths = partial(find_routes, *roles, config.num_gpus_per_node, len(cpu_nodes()))
+    hosts = 1 if roles[1].is_outside else len(cpu_nodes())
+    paths = partial(find_routes, *roles, config.num_gpus_per_node, hosts)
     bucket_bytes, seconds = config.weight_sync.bucket_mib << 20, config.deadlines.weight_sync
     return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
 
