@@ -35,6 +35,8 @@ from roll.weight_sync.routes import Rendezvous, Route, Transport
 
 CONNECT_SECONDS, LOOK_SECONDS = 10.0, 30.0
 """Deadlines of a connection, and of a question whether the server lives. Other waits have a deadline in the driver."""
+KEPT_SECONDS = 1.0
+"""Time that an idle connection is kept. vLLM closes it after 5 s, perhaps just when the next request is sent."""
 GENERATE = "/inference/v1/generate"
 UPDATING = "updating"
 """Instead of a policy's version: the server has a mixture of weights."""
@@ -63,7 +65,7 @@ class VllmServer:
         self._client = httpx.AsyncClient(
             base_url=self._url,
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT_SECONDS),
             trust_env=False,
         )
         try:
