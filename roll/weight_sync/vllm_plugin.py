@@ -29,7 +29,7 @@ from roll.system.signs import announce
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.weight_sync.routes import BACKEND, Rendezvous, Route, Transport
 from roll.weight_sync.transfer import BucketReader
 
 STAGES = {
@@ -66,7 +66,6 @@ def report_stages() -> None:
 
 
 LOG = logging.getLogger(__name__)
-BACKEND = "roll"
 CPU_ADAPTER = "roll.engines.vllm.cpu_adapter.OneAdapterCPU"
 """Class that applies LoRA adapters on the CPU, by the name by which vLLM imports it."""
 TEXT_MODEL = "language_model."

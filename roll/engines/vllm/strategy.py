@@ -56,8 +56,7 @@ from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Samp
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.messages import ABANDONED, bucket_as_plain, route_as_plain
-from roll.weight_sync.routes import Rendezvous, Route, Transport
-from roll.weight_sync.vllm_plugin import BACKEND
+from roll.weight_sync.routes import BACKEND, Rendezvous, Route, Transport
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

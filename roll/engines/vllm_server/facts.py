@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.errors import RollError
+from roll.weight_sync.routes import BACKEND
 
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 INFO, HEALTH, VERSION = "/server_info?config_format=json", "/health", "/weight_info"
 """Paths of a server that are asked without changing anything. The first and the last need `VLLM_SERVER_DEV_MODE=1`."""
-BACKEND = "roll"
-"""Weight-transfer backend of roll's plug-in."""
 LOG_PROBS = "processed_logprobs"
 """`--logprobs-mode`: log-probs under the distribution that was sampled from, as the trainer computes them."""
 
