@@ -78,6 +78,11 @@ def test_servers_that_tell_nothing_are_refused(faults_of: Judge, stub: StubServe
     assert_fault(faults_of(*at(stub.url)), URLS, "unfit", stub.url, remedy)
 
 
+def test_server_without_tokens_is_refused(faults_of: Judge, stub: StubServer) -> None:
+    stub.takes_tokens = False
+    assert_fault(faults_of(*at(stub.url)), URLS, "unfit", stub.url, "--enable-scale-out")
+
+
 def test_one_server_of_two_is_enough(faults_of: Judge, stub: StubServer) -> None:
     assert not faults_of(*at(stub.url, NOBODY))
 

@@ -16,6 +16,7 @@ import httpx
 from tests import limits
 
 FLAGS = (
+    "--enable-scale-out",
     "--dtype=float32",
     "--enforce-eager",
     "--kv-cache-memory-bytes=268435456",
@@ -61,11 +62,12 @@ def wait_for_server(server: subprocess.Popen[bytes], url: str, log: Path) -> Non
     def answers() -> bool:
         assert server.poll() is None, log.read_text(errors="replace")[-3000:]
         try:
-            return httpx.get(f"{url}/health", trust_env=False).status_code == 200
+            return client.get("/health").status_code == 200
         except httpx.HTTPError:
             return False
 
-    limits.until(answers, f"{url} answers", limits.START)
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        limits.until(answers, f"{url} answers", limits.START)
 
 
 def end_server(server: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
@@ -13,7 +13,7 @@ from roll.config.derived.batch import longest_sequence
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig
-from roll.engines.vllm_server.facts import HEALTH, INFO, Wanted, misfits
+from roll.engines.vllm_server.facts import CLOSED, CLOSED_MISFIT, GENERATE, HEALTH, INFO, Wanted, misfits
 from roll.engines.vllm_server.settings import VllmServerConfig
 from roll.errors import Fault, RollError
 from roll.stores.address import is_address
@@ -84,7 +84,7 @@ def unready_servers(block: VllmServerConfig, name: str, role: RoleConfig, config
     with httpx.Client(timeout=ASK_SECONDS, trust_env=False) as client:
         for url in block.base_urls:
             try:
-                found += [Fault(place, *pair, "unfit") for pair in _unfit(client.get, url, block, role, config)]
+                found += [Fault(place, *pair, "unfit") for pair in _unfit(client, url, block, role, config)]
             except httpx.HTTPError as error:
                 absent[url] = f"{url} ({type(error).__name__}: {error})"
     if len(absent) == len(block.base_urls):
@@ -94,13 +94,13 @@ def unready_servers(block: VllmServerConfig, name: str, role: RoleConfig, config
 
 
 def _unfit(
-    get: Callable[[str], httpx.Response], url: str, block: VllmServerConfig, role: RoleConfig, config: RlvrConfig
+    client: httpx.Client, url: str, block: VllmServerConfig, role: RoleConfig, config: RlvrConfig
 ) -> Sequence[tuple[str, str]]:
     """Return the problems of one server, with their remedies. Raises httpx.HTTPError if it does not answer."""
     root = url.rstrip("/")
-    if (health := get(root + HEALTH)).status_code != 200:
+    if (health := client.get(root + HEALTH)).status_code != 200:
         return [(f"{url}: {HEALTH} has status {health.status_code}: its engine died", "start the server again")]
-    answer = get(root + INFO)
+    answer = client.get(root + INFO)
     if answer.status_code in (401, 403):
         return [(f"{url} asks for an API key, which roll does not send", "start it without --api-key")]
     if answer.status_code == 404:
@@ -109,4 +109,6 @@ def _unfit(
         pairs = misfits(answer.json(), wanted_of(block, role, config))
     except (RollError, ValueError) as error:
         return [(f"{url}: {error}", "start it with vLLM 0.32")]
+    if client.post(root + GENERATE, json={}).status_code == CLOSED:  # otherwise it refuses the empty request
+        pairs.append(CLOSED_MISFIT)
     return [(f"{url}: {problem}", remedy) for problem, remedy in pairs]

@@ -17,6 +17,12 @@ LOG_PROBS = "processed_logprobs"
 """`--logprobs-mode`: log-probs under the distribution that was sampled from, as the trainer computes them."""
 
 
+GENERATE = "/inference/v1/generate"
+CLOSED = 403
+"""Status of `GENERATE` without the flag."""
+CLOSED_MISFIT = (f"it does not take tokens ({GENERATE} is disabled)", "start it with --enable-scale-out")
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What the run needs of a server."""

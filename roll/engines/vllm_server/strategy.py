@@ -22,7 +22,7 @@ import numpy as np
 from roll.backend import EngineActivity, Rank
 from roll.engines.as_they_end import as_they_end
 from roll.engines.request_gate import RequestGate
-from roll.engines.vllm_server.facts import HEALTH, INFO, VERSION, Wanted, misfits
+from roll.engines.vllm_server.facts import CLOSED, CLOSED_MISFIT, GENERATE, HEALTH, INFO, VERSION, Wanted, misfits
 from roll.engines.vllm_server.settings import VllmServerSettings
 from roll.errors import RollError, WeightSyncError
 from roll.models.load import load_tokenizer
@@ -37,7 +37,6 @@ CONNECT_SECONDS, LOOK_SECONDS = 10.0, 30.0
 """Deadlines of a connection, and of a question whether the server lives. Other waits have a deadline in the driver."""
 KEPT_SECONDS = 1.0
 """Time that an idle connection is kept. vLLM closes it after 5 s, perhaps just when the next request is sent."""
-GENERATE = "/inference/v1/generate"
 UPDATING = "updating"
 """Instead of a policy's version: the server has a mixture of weights."""
 SHOWN_CHARACTERS = 500
@@ -78,7 +77,10 @@ class VllmServer:
         """Check the server, close what an earlier owner of it left open, and mark it."""
         settings = self._settings
         wanted = Wanted(settings.model_path, settings.model_args.dtype, settings.max_model_len, settings.max_num_seqs)
-        if problems := misfits(await self._get(INFO), wanted):
+        problems = misfits(await self._get(INFO), wanted)
+        if (await self._answer("POST", GENERATE, {})).status_code == CLOSED:  # otherwise it refuses the empty request
+            problems.append(CLOSED_MISFIT)
+        if problems:
             raise RollError("; ".join(f"{self._url}: {problem}: {remedy}" for problem, remedy in problems))
         if (await self._get(VERSION))["weight_version"].endswith(f":{UPDATING}"):
             await self._close_update()
@@ -247,22 +249,25 @@ class VllmServer:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        """Return the body of the server's answer. After a lost connection, every call fails: it may be another server.
-
-        Raises:
-            RollError: the server does not answer, or its status is not 200.
-        """
-        if self._gone is not None:
-            raise RollError(self._gone)
-        try:
-            answer = await self._client.request(method, path, json=body)
-        except httpx.TransportError as error:
-            self._gone = self._no_answer(error)
-            raise RollError(self._gone) from error
+        """Return the body of the server's answer. Raises RollError if there is none, or its status is not 200."""
+        answer = await self._answer(method, path, body)
         if answer.status_code != 200:
             said = " ".join(answer.text[: 4 * SHOWN_CHARACTERS].split())[:SHOWN_CHARACTERS]
             raise RollError(f"{self._url}{path}: status {answer.status_code}: {said}")
         return answer.json()
+
+    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
+        """Return the server's answer. Raises RollError if it does not answer.
+
+        After a lost connection, every call fails: it may be another server.
+        """
+        if self._gone is not None:
+            raise RollError(self._gone)
+        try:
+            return await self._client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            self._gone = self._no_answer(error)
+            raise RollError(self._gone) from error
 
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:

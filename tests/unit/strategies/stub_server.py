@@ -32,6 +32,7 @@ class StubServer:
     def __init__(self, model: str) -> None:
         self.info = info_of(model)
         self.version, self.is_paused, self.is_healthy = "default", False, True
+        self.takes_tokens = True
         self.asked: list[tuple[str, Any]] = []
         """Path and body of each POST, in order."""
         self.answers: dict[str, tuple[int, Any]] = {}
@@ -48,6 +49,8 @@ class StubServer:
         return self.answers.get(path) or known[path]
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
+        if (path, body) == ("/inference/v1/generate", {}):
+            return (422 if self.takes_tokens else 403), {}
         self.asked.append((path, body))
         route = path.partition("?")[0]
         if route == "/update_weight_version":
