@@ -1,10 +1,9 @@
 """A seeded run on vLLM servers outside the run has the metrics of a run with engines of its own, also if a server is
-killed and started again.
+killed.
 """
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests import limits
 from tests.engines.outside import end_server, free_port, start_server, wait_for_server
 from tests.integration.conftest import World
 
@@ -28,7 +26,7 @@ STRATEGY = "actor_infer.strategy_args"
 
 @dataclass
 class Servers:
-    """Two servers of one model, and their addresses. One that was killed can be started again."""
+    """Two servers of one model, and their addresses."""
 
     model: Path
     folder: Path
@@ -82,21 +80,15 @@ def of_own_engines(world: World) -> str:
 
 
 def test_servers_generate_what_own_engines_do(world: World, of_own_engines: str, servers: Servers) -> None:
-    """One is killed and started again while the other is stopped, so that the run waits. It gets weights first."""
+    """One is killed amid the run: its samples start again on the other."""
     arguments = world.rlvr("outside", f"max_steps={STEPS}", *SYNCED, *servers.overrides())
     process = world.start(*arguments)
     world.wait_for_step("outside", 1, process)
-    other = servers.running[0]
-    other.send_signal(signal.SIGSTOP)
+    assert servers.version(0).endswith(f":{UPDATES}")
     servers.kill(1)
-    servers.start(1)
-    servers.until_answers(1)
-    limits.until(lambda: servers.version(1) != "default", "the run takes the server again", limits.START)
-    other.send_signal(signal.SIGCONT)
     outcome = world.wait(process)
     assert outcome.status == 0, outcome.output
     assert f"rank 1 leaves the pool: {servers.urls[1]}" in outcome.output, outcome.output
     world.assert_same_steps("outside", of_own_engines)
-    last = world.metrics("outside")[-1]
-    assert (last["engine/healthy"], last["engine/restarts"]) == (2, 1)
-    assert {servers.version(number).partition(":")[2] for number in (0, 1)} == {str(STEPS * UPDATES)}
+    assert world.metrics("outside")[-1]["engine/healthy"] == 1
+    assert servers.version(0).endswith(f":{STEPS * UPDATES}")
