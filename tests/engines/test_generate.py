@@ -18,7 +18,7 @@ from examples.tiny.make_model import END_ID
 from roll.engines.hf.strategy import HfGenerate
 from roll.engines.vllm.settings import VllmConfig
 from roll.engines.vllm_server.strategy import VllmServer
-from roll.errors import WeightSyncError
+from roll.errors import RollError, WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.models.weights import WeightView
 from roll.types import FinishReason, Sampling
@@ -395,8 +395,14 @@ def test_broken_adapter_is_refused_and_previous_one_stays(adapter_engine: Runnin
 def test_a_broken_bucket_is_refused_and_named(engine: Running, small_model: Path) -> None:
     buckets = engine.buckets(WeightView(policy(small_model, 1).model))
     flip_a_byte(buckets[1])
-    with pytest.raises(WeightSyncError, match=f"the checksum of {buckets[1].path} is"):
+    is_server = isinstance(engine.engine, VllmServer)  # a server hides the folder, and has no version until an update
+    said = f"{Path(buckets[1].path).name} was not loaded: .*the checksum" if is_server else f"of {buckets[1].path} is"
+    with pytest.raises(WeightSyncError, match=said):
         engine.wait(engine.update(buckets, engine.version + 1))
+    if is_server:
+        with pytest.raises(RollError):
+            engine.wait(engine.engine.policy_version())
+        return
     assert engine.wait(engine.engine.policy_version()) == engine.version
 
 

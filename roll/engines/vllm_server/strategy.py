@@ -14,6 +14,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -172,7 +173,11 @@ class VllmServer:
             await self._set_version(UPDATING)
             await self._post("/start_weight_update")
             self._update_is_open = True
-        await self._post("/update_weights", {"update_info": bucket_as_plain(bucket)})
+        try:
+            await self._post("/update_weights", {"update_info": bucket_as_plain(bucket)})
+        except RollError as error:
+            name = Path(bucket.path).name if isinstance(bucket, Bucket) else "a bucket"  # the server hides paths
+            raise WeightSyncError(f"{name} was not loaded: {error}") from error
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Never called: the traits say that whole weights are sent. See `GenerateStrategy`."""
@@ -180,7 +185,10 @@ class VllmServer:
 
     async def resume(self, policy_version: int) -> None:
         if self._update_is_open:
-            await self._post("/finish_weight_update", {})
+            try:
+                await self._post("/finish_weight_update", {})
+            except RollError as error:
+                raise WeightSyncError(str(error)) from error
             self._update_is_open = False
         self._syncs += 1
         await self._set_version(str(policy_version))
