@@ -90,10 +90,9 @@ def special(device: str) -> list[Cell]:
     if device == "cpu":
         out = [
             Cell("sft", stage, "none", "fp32", False, optimizer)
-            for optimizer in ("lion", "adagrad")
+            for optimizer in ("lion", "adagrad", "muon")
             for stage in OFFLOADS
         ]
-        out.append(Cell("sft", 0, "none", "fp32", False, "muon"))  # the other stages are refused
         return [
             *out,
             *swapped,

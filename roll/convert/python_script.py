@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CALLED = re.compile(r"(GRPO|RLOO|SFT|DPO|KTO|ORPO|Reward)(Config|Trainer)")
-ADAPTER = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+ADAPTER = {"r": "lora_r"} | {key: key for key in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
 OBJECTS = ("args", "processing_class", "tokenizer")
 """Arguments of a trainer whose values are read elsewhere: the configuration, and what the model brings."""
 POSITIONS = {"Config": ("output_dir",), "Trainer": ("model",)}

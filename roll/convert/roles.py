@@ -98,8 +98,10 @@ def on_cpu(draft: Draft) -> None:
     draft.note("changed", "bf16", "fp32, for the CPU")
 
 
-def put_adapter(draft: Draft, role: str, rank: int, alpha: float | None, targets: Any, dropout: Any = None) -> None:
-    """Add a LoRA adapter to a role. No adapter if the rank is 0."""
+def put_adapter(
+    draft: Draft, role: str, rank: int, alpha: float | None, targets: Any, dropout: Any = None, **variants: Any
+) -> None:
+    """Add a LoRA adapter to a role, with `variants` of it, by their keys here. No adapter if the rank is 0."""
     if rank <= 0:
         return
     if draft.at("pipeline") == "rlvr" and EXPERTS.search(str(draft.at("pretrain"))):
@@ -109,6 +111,8 @@ def put_adapter(draft: Draft, role: str, rank: int, alpha: float | None, targets
     draft.put(f"{role}.model_args.lora_rank", rank)
     draft.put(f"{role}.model_args.lora_alpha", alpha)
     draft.put(f"{role}.model_args.lora_dropout", dropout or None)
+    for key, value in variants.items():
+        draft.put(f"{role}.model_args.{key}", value or None)
 
 
 def put_trackers(draft: Draft, place: str, value: Any, project: str | None) -> None:

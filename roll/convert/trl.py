@@ -81,7 +81,8 @@ def _model(source: Source, draft: Draft) -> None:
             draft.note("assumed", "lora_target_modules", "q_proj,v_proj, which PEFT takes for most models")
             targets = "q_proj,v_proj"
         dropout = source.number("lora_dropout")
-        put_adapter(draft, role, source.count("lora_r"), source.number("lora_alpha"), targets, dropout)
+        variants = {key: source.get(key) for key in ("use_rslora", "use_dora")}
+        put_adapter(draft, role, source.count("lora_r"), source.number("lora_alpha"), targets, dropout, **variants)
     steps, share = source.number("warmup_steps"), source.number("warmup_ratio")
     draft.put(f"{role}.training_args.warmup_steps", int(steps) if steps >= 1 else None)
     draft.put(f"{role}.training_args.warmup_ratio", (steps if 0 < steps < 1 else share) or None if steps < 1 else None)

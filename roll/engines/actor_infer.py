@@ -228,6 +228,10 @@ class ActorInfer:
         """The numbers of finished and requested responses since the engines were last idle; empty while idle."""
         return f"{self._ended_samples} of {self._samples} responses" if self._open else ""
 
+    def is_on(self, host: str, engine: int) -> bool:
+        """Return whether an engine is on the host with this address at present."""
+        return self._group.host(engine) == host
+
     @property
     def engines(self) -> list[SyncedEngine]:
         """Return the engines as targets of the weight sync."""

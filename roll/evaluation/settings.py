@@ -21,6 +21,7 @@ from yaml import YAMLError
 from roll.config.derived.batch import learner
 from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
+from roll.config.schema.model import LORA_KEYS
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import HIDDEN
@@ -40,7 +41,7 @@ KEPT = (
     "gpu_memory_gib", "system_envs", "deadlines", "max_running_samples",
 )  # fmt: skip
 """Root keys that an evaluation copies from the configuration of its run."""
-OWN_OF_LEARNER = ("model_name_or_path", "lora_target", "lora_rank", "lora_alpha", "lora_dropout")
+OWN_OF_LEARNER = ("model_name_or_path", "lora_target", *LORA_KEYS)
 LENGTH = "--max-new-tokens"
 PLACES = (
     (re.compile(r"^pretrain$"), PLACE),

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from peft import PeftModel
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.data.chat import ends_of
@@ -16,7 +17,7 @@ from roll.errors import CheckpointError, DataError
 from roll.export.source import CheckpointSource
 from roll.models.export import write_adapter_folder, write_model
 from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer, unreadable
-from roll.models.weights import ADAPTER, WeightView
+from roll.models.weights import WeightView
 from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState, seal
 from roll.tracking.card import CARD, model_card
 from roll.training.deepspeed import files as deepspeed_files
@@ -45,12 +46,7 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
     if exact:
         base.float()
         base.config.dtype = torch.float32
-    model = add_lora(base, source.model_args, source.seed)
-    found = deepspeed_files.trained_weights(source.checkpoint, as_held=not exact)
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            parameter.data = _weight(found, name, source)
-    view = WeightView(model)
+    view = WeightView(_trained(base, source, as_held=not exact))
     buckets: Iterator[Mapping[str, Tensor]] = (
         view.model_tensors(names) for names in plan_buckets(view.model_specs(), FILE_BYTES)
     )
@@ -59,12 +55,11 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
 
 def write_peft(source: CheckpointSource, out: Path) -> None:
     """Write the trained adapter as a PEFT folder."""
-    model = add_lora(_empty_model(source), source.model_args, source.seed)
-    found = deepspeed_files.trained_weights(source.checkpoint, as_held=True)
-    names = {
-        spec.name: spec.name.replace(".weight", f".{ADAPTER}.weight") for spec in WeightView(model).adapter_specs()
-    }
-    tensors = {name: _weight(found, own, source) for name, own in names.items()}
+    starts_anew = source.model_args.init_lora_weights is not True  # from the weights, which must be read for that
+    base = load_causal_model(source.model, source.model_args, packed=False) if starts_anew else _empty_model(source)
+    model = _trained(base, source, as_held=True)
+    view = WeightView(model)
+    tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
     tokenizer = _tokenizer(source)
     write_adapter_folder(out, tensors, model, tokenizer, response_ends(source, tokenizer))
 
@@ -83,6 +78,18 @@ def write_universal(source: CheckpointSource, out: Path) -> None:
         deepspeed_files.to_universal(states.parent, out / states.parent.relative_to(source.checkpoint))
     state.write(out)
     seal(out, state.step, sequence=1, required=[LOOP_FILE])
+
+
+def _trained(base: PreTrainedModel, source: CheckpointSource, as_held: bool) -> PeftModel:
+    """Add the checkpoint's adapter to its base model. `as_held`: see `deepspeed_files.trained_weights`."""
+    model = add_lora(base, source.model_args, source.seed)
+    found = deepspeed_files.trained_weights(source.checkpoint, as_held=as_held)
+    for name in [name for name, _ in model.named_parameters()]:
+        if ".lora_" in name:
+            layer, _, own = name.rpartition(".")
+            # A new parameter: on the meta device, `data` cannot be set.
+            setattr(model.get_submodule(layer), own, nn.Parameter(_weight(found, name, source), requires_grad=False))
+    return model
 
 
 def _empty_model(source: CheckpointSource) -> PreTrainedModel:

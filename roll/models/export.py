@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from enum import Enum
@@ -14,6 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
+
+from roll.models.lora_variants import is_pissa
 
 FORMAT = {"format": "pt"}
 
@@ -101,9 +104,15 @@ def write_adapter_folder(
 
 
 def adapter_config(model: object) -> str:
-    """Return the content of PEFT's `adapter_config.json` for the model's adapter."""
+    """Return the content of PEFT's `adapter_config.json` for the model's adapter, as `WeightView` gives it.
+
+    With PiSSA, the adapter has twice the rank that is trained, and the same scale.
+    """
     assert isinstance(model, PeftModel)
     description = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    if is_pissa(model):
+        description["r"] *= 2
+        description["lora_alpha"] *= math.sqrt(2) if description["use_rslora"] else 2
     return json.dumps(description, indent=2, sort_keys=True, default=_plain) + "\n"
 
 

@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -66,10 +67,11 @@ def disable_noise(causal: PreTrainedModel) -> None:
     """Put a model in training mode back into evaluation mode, so that it adds no noise: dropped values and layers, and
     routers that sample experts or change their input.
 
-    Decoder layers, which recompute their activations only in training mode, and modules for dropout keep their mode.
+    Decoder layers, which recompute their activations only in training mode, and modules for dropout keep their mode, as
+    do adapted layers: with DoRA they drop nothing in evaluation mode.
     """
     for module in causal.modules():
-        if not isinstance(module, GradientCheckpointingLayer | nn.Dropout):
+        if not isinstance(module, GradientCheckpointingLayer | nn.Dropout | LoraLinear):
             module.training = False
 
 

@@ -35,6 +35,7 @@ from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
 from roll.models.attention import delta_layers, has_delta_layers, pack_delta_layers
 from roll.models.layers import decoder_layers
+from roll.models.lora_variants import start_from_singular_values
 from roll.models.packed import LogProbHead, PackedPolicy
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 
@@ -303,23 +304,29 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
 
     Raises:
         ConfigError: a name in `lora_target` matches no linear layer. PEFT alone would ignore it if another name
-            matches.
+            matches. Or a variant is to adapt fused experts, for which PEFT has none.
     """
     assert model_args.lora_target is not None
     targets = [name.strip() for name in model_args.lora_target.split(",")]
     linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
     _check_targets(model_args.lora_target, linear)
     set_seed(seed)
-    return get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(
             r=model_args.lora_rank,
             lora_alpha=model_args.lora_alpha or 2 * model_args.lora_rank,  # pyright: ignore[reportArgumentType]
             lora_dropout=model_args.lora_dropout,
+            use_rslora=model_args.use_rslora,
+            use_dora=model_args.use_dora,
             target_modules="all-linear" if targets == ALL_LINEAR else targets,
             task_type="CAUSAL_LM" if model.can_generate() else None,
         ),
     )
+    assert isinstance(adapted, PeftModel)
+    if isinstance(kind := model_args.init_lora_weights, str):
+        start_from_singular_values(adapted, kind, DTYPES[model_args.dtype])
+    return adapted
 
 
 def unfit(path: str, why: str) -> Fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from peft import PeftModel
@@ -15,6 +16,8 @@ from transformers import PreTrainedModel
 from roll.types import TensorSpec
 
 ADAPTER = "default"
+MAGNITUDES = "lora_magnitude_vector"
+"""PEFT's name of the norms of DoRA."""
 
 
 class WeightView:
@@ -36,19 +39,28 @@ class WeightView:
                 # If several parameters of one module are adapted, as for fused experts, their wrappers are nested.
                 adapted = module.parameter_name if isinstance(module, ParamWrapper) else "weight"
                 self._layers[f"{name}.{adapted}".replace(".base_layer", "")] = module
-        self._adapter = {
-            name.replace(f".{ADAPTER}.", "."): parameter
-            for name, parameter in model.named_parameters()
-            if ".lora_" in name
-        }
+        self._adapter: dict[str, nn.Parameter] = {}
+        self._initial: dict[str, tuple[nn.Module, str]] = {}
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                layer, _, part = name.partition(".lora_")
+                # PEFT's files name DoRA's norms without the module that holds them.
+                own = name.replace(f".{ADAPTER}.", ".").replace(MAGNITUDES + ".weight", MAGNITUDES)
+                self._adapter[own] = parameter
+                module, initial = model.get_submodule(layer), f"initial_{part[0]}"
+                if hasattr(module, initial):
+                    self._initial[own] = module, initial
 
     def model_specs(self) -> list[TensorSpec]:
         """Return the specifications of all tensors of the model, in the model's order."""
         return [self._spec(name, parameter) for name, parameter in self._model.items()]
 
     def adapter_specs(self) -> list[TensorSpec]:
-        """Return the specifications of the adapter's tensors, under PEFT's names."""
-        return [self._spec(name, parameter) for name, parameter in self._adapter.items()]
+        """Return the specifications of the adapter's tensors, under PEFT's names. PiSSA's have twice the rank."""
+        return [
+            _doubled(self._spec(name, parameter)) if name in self._initial else self._spec(name, parameter)
+            for name, parameter in self._adapter.items()
+        ]
 
     def model_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
         """Return the parameters to gather for `model_tensors(names)`."""
@@ -56,7 +68,8 @@ class WeightView:
         for name in names:
             if name in self._layers:
                 layer = self._layers[name]
-                needed += [layer.lora_A[ADAPTER].get_parameter("weight"), layer.lora_B[ADAPTER].get_parameter("weight")]
+                parts = [layer.lora_A, layer.lora_B, *([layer.lora_magnitude_vector] if _has_norms(layer) else [])]
+                needed += [part[ADAPTER].get_parameter("weight") for part in parts]
         return needed
 
     def adapter_parameters(self, names: Sequence[str]) -> list[nn.Parameter]:
@@ -64,12 +77,14 @@ class WeightView:
         return [self._adapter[name] for name in names]
 
     def model_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return the named tensors, merged as W + (alpha / r) B A if adapted. They must be gathered."""
+        """Return the named tensors, merged as W + s B A if adapted, with the scale s of the adapter. They must be
+        gathered.
+        """
         return {name: self._merged(name) for name in names}
 
     def adapter_tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the named tensors of the adapter. The parameters must be gathered."""
-        return {name: self.tensor(self._adapter[name]) for name in names}
+        return {name: self._adapter_tensor(name) for name in names}
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
         """Return the shape of the whole parameter."""
@@ -78,6 +93,15 @@ class WeightView:
     def tensor(self, parameter: nn.Parameter) -> Tensor:
         """Return the whole tensor of a gathered parameter."""
         return parameter.detach()
+
+    def _adapter_tensor(self, name: str) -> Tensor:
+        """Return a tensor of the adapter; with PiSSA, of the plain one with the same effect on the whole model."""
+        trained = self.tensor(self._adapter[name])
+        if name not in self._initial:
+            return trained
+        module, initial = self._initial[name]
+        is_down, start = ".lora_A." in name, module.get_buffer(initial)
+        return torch.cat([trained, -start if is_down else start], dim=0 if is_down else 1)
 
     def _merged(self, name: str) -> Tensor:
         weight = self.tensor(self._model[name])
@@ -94,12 +118,32 @@ class WeightView:
             return (weight.float() + (change if layer._did_swap_in_out_features else change.transpose(1, 2))).to(
                 weight.dtype
             )
+        if hasattr(layer, "initial_A"):
+            starts = (layer.get_buffer(name).float() for name in ("initial_A", "initial_B"))
+            down, up = torch.cat([down, -next(starts)]), torch.cat([up, next(starts)], dim=1)
         left, right = (down.t(), up.t()) if layer.fan_in_fan_out else (up, down)
-        return torch.addmm(weight.float(), left, right, alpha=layer.scaling[ADAPTER]).to(weight.dtype)
+        merged = torch.addmm(weight.float(), left, right, alpha=layer.scaling[ADAPTER])
+        if _has_norms(layer):
+            outputs = 1 if layer.fan_in_fan_out else 0
+            norms = self.tensor(layer.lora_magnitude_vector[ADAPTER].get_parameter("weight")).float()
+            merged *= (norms / merged.norm(dim=1 - outputs)).unsqueeze(1 - outputs)
+        return merged.to(weight.dtype)
 
     def _spec(self, name: str, parameter: nn.Parameter) -> TensorSpec:
         shape = self.shape(parameter)
         return TensorSpec(name, str(parameter.dtype), shape, math.prod(shape) * parameter.element_size())
+
+
+def _doubled(spec: TensorSpec) -> TensorSpec:
+    """Return the specification of a matrix A [r, in] or B [out, r] with twice the rank r."""
+    rows, columns = spec.shape
+    shape = (2 * rows, columns) if ".lora_A." in spec.name else (rows, 2 * columns)
+    return replace(spec, shape=shape, nbytes=2 * spec.nbytes)
+
+
+def _has_norms(layer: LoraLinear | ParamWrapper) -> bool:
+    """Return whether a layer has norms of its own (DoRA)."""
+    return ADAPTER in layer.lora_magnitude_vector
 
 
 def expert_changes(down: Tensor, up: Tensor, experts: int) -> Tensor:

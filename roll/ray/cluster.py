@@ -15,12 +15,14 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from ray._private import ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
 
 from roll.errors import ConfigError, Fault, RollError
-from roll.ray.placement import gpu_counts
+from roll.ray.placement import NodePlaces, gpu_counts
 from roll.ray.signals import OF_ALL, blocked, handler_kept, shut_down
 from roll.system.event_loop import guarded
 from roll.system.leftovers import SHARED_MEMORY, Leftovers, remove_recorded
@@ -99,6 +101,13 @@ HEADS = ("gcs_server", "raylet")
 """Names of the processes without which Ray cannot work."""
 LOOK_EVERY = 1.0
 """Seconds between two checks of these processes."""
+HEAD_SECONDS = 45.0
+"""Seconds without a connection to the head of a joined cluster after which it counts as lost."""
+HEAD_CONNECT_SECONDS = 5.0
+"""Deadline of one connection to the head."""
+RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "150"}
+"""After 60 s without the head, Ray would terminate the driver without any cleanup. The watch for it ends the run first.
+"""
 LOOKS_STOPPED = 12
 """A process counts as stopped after this many consecutive checks that find it stopped. It is a count, not a time,
 because Ctrl-Z stops the checks together with the run.
@@ -129,6 +138,10 @@ class ClusterSession:
     """Temporary folder for the worker processes of this host, for example for the sockets of engines."""
     heads: Sequence[psutil.Process] = ()
     """Ray's own processes, if the run started them."""
+    joined: str | None = None
+    """The address `HOST:PORT` of Ray's head, if the run joined a cluster."""
+    places: NodePlaces = field(default_factory=NodePlaces)
+    """The nodes of the run's devices and ranks."""
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -138,7 +151,8 @@ class ClusterSession:
         Without this, Ray would terminate the driver without any cleanup after the loss of its head.
 
         Raises:
-            ClusterUnavailable: one of Ray's processes died or was stopped.
+            ClusterUnavailable: one of Ray's processes died or was stopped, or the head of a joined cluster is not
+                reached.
         """
         async with guarded(self._keep_watching()):
             yield
@@ -154,7 +168,15 @@ class ClusterSession:
 
     def _watch(self, left: threading.Event) -> None:
         stopped = dict.fromkeys(self.heads, 0)
+        unreached = 0.0
         while not left.wait(LOOK_EVERY):
+            began = time.monotonic()
+            if self.joined is not None and not _is_reached(self.joined):
+                unreached += LOOK_EVERY + time.monotonic() - began
+                if unreached >= HEAD_SECONDS:
+                    raise _lost(self.joined, unreached)
+            else:
+                unreached = 0.0
             for head in self.heads:
                 stopped[head] = stopped[head] + 1 if is_stopped(head.pid) else 0
                 if stopped[head] >= LOOKS_STOPPED:
@@ -168,6 +190,21 @@ class ClusterSession:
                         "died",
                         "see its output in logs/ray; without output it was killed, perhaps because host memory ran out",
                     )
+
+
+def _is_reached(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), HEAD_CONNECT_SECONDS):
+        return True
+    return False
+
+
+def _lost(address: str, seconds: float) -> ClusterUnavailable:
+    problem = f"Ray's head at {address} has not been reached for {seconds:.0f} s"
+    remedy = "start the cluster again if the head's host died; the same command resumes the run"
+    fault = Fault("RAY_ADDRESS", problem, remedy, "failed")
+    LOG.warning("%s", fault)  # now, because Ray may terminate this process while the run is being ended
+    return ClusterUnavailable(str(fault))
 
 
 def _head_lost(process: psutil.Process, how: str, remedy: str) -> ClusterUnavailable:
@@ -205,7 +242,8 @@ def cluster(
         try:
             heads = _connect(scratch, gpus, leftovers)
             check_gpus(gpus, gpus_per_node)
-            yield ClusterSession(shared, logs, scratch, heads)
+            joined = ray.get_runtime_context().gcs_address if os.environ.get("RAY_ADDRESS") else None
+            yield ClusterSession(shared, logs, scratch, heads, joined, NodePlaces(-(-gpus // gpus_per_node)))
         except BaseException:
             keep_ray_logs(scratch, logs, hide)
             raise
@@ -279,6 +317,9 @@ def join_cluster() -> None:
                 )
             )
         )
+    for name, value in RECONNECT.items():
+        os.environ.setdefault(name, value)
+    Config.initialize("")  # reads them
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.backend import Rank
@@ -32,7 +33,7 @@ from roll.errors import (
 from roll.ray.batching import BatchedCaller, Failure, Paced, Ranks
 from roll.ray.device_sharing import run_together
 from roll.ray.liveness import WorkerProcess, is_own
-from roll.ray.placement import WorkerPlacement, address_of
+from roll.ray.placement import NodePlaces, WorkerPlacement, address_of, is_lost
 from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process, network_notice
 from roll.ray.role_signs import RankState, work_of
 from roll.system.leftovers import Leftovers
@@ -54,6 +55,12 @@ TIMEOUTS = ("timed out", "collective operation timeout")
 """Substrings (in lower case) of the error of a rank that waited in a collective operation for missing ranks."""
 ECHOES = ("connection closed by peer", "connection reset by peer", "nccl", *TIMEOUTS)
 """Substrings (in lower case) of the error of a rank that failed because another rank had failed."""
+LOST = "its host {} is lost"
+"""What is said of a rank whose host died, or was not reached for so long that Ray takes it for dead."""
+NODE_DIED = re.compile(r"(?:the actor's node was terminated \w+|The actor is not schedulable): (.{1,200})")
+"""What Ray says of a dead node in the error of a call, and of a rank that was to start there."""
+NODE_LOOKS, NODE_EVERY = 12, 5.0
+"""How often, and every how many seconds, a rank without a living node looks for one before its restart has failed."""
 LOG_TAIL = 1 << 20
 """Bytes at the end of a log that are searched for NCCL's watchdog's message, or vLLM's process's exception."""
 
@@ -72,12 +79,16 @@ class WorkerGroup(Ranks[S]):
         record: Path,
         blocking: bool,
         replica_size: int = 1,
+        places: NodePlaces | None = None,
     ) -> None:
         """Request the processes from Ray. `blocking`: the methods are no coroutines. Each rank's `Leftovers` file is
-        beside `record`.
+        beside `record`. `places`: where a rank is placed whose host is lost; None for nowhere.
         """
-        self.role, self.replica_size = role, replica_size
-        self._placements, self._logs = placements, [logs / f"{role}-{rank}.log" for rank in range(len(placements))]
+        self.role, self.replica_size, self._places = role, replica_size, places
+        self._placements, self._logs = (
+            list(placements),
+            [logs / f"{role}-{rank}.log" for rank in range(len(placements))],
+        )
         self._folder = record.parent
         self._records = [record.with_stem(f"{record.stem}-{rank}") for rank in range(len(placements))]
         self._earlier = [0] * len(placements)  # by rank, bytes of the log from earlier processes
@@ -174,6 +185,7 @@ class WorkerGroup(Ranks[S]):
 
     async def replace(self, rank: int, seconds: float) -> None:
         """Kill one rank's process and its children, and build the same strategy in a new process at the same placement.
+        If its host is lost, the process runs on another one; see `NodePlaces`.
 
         The old process may be dead, stopped or hanging; its unanswered calls fail. Use this only for strategies whose
         ranks are independent: the new process does not rendezvous with other ranks, and objects that `beside` built in
@@ -189,11 +201,32 @@ class WorkerGroup(Ranks[S]):
         self._killed.pop(rank, None)
         await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
         self._leftovers[rank] = Leftovers(self._records[rank])
+        await self._find_node(rank)
         self._actors[rank] = self._new_actor(rank)
         if self.callers:
             self.callers[rank] = self._new_caller(rank)
         await self._build([rank], await self.meeting_point([rank], seconds), seconds)
         await self._record_processes([rank])
+
+    async def _find_node(self, rank: int) -> None:
+        """Give a rank another node if its own is lost, and wait for one if there is none. Raises WorkerDied."""
+        if self._places is None:
+            return
+        lost = self._placements[rank].node_id
+        for _ in range(NODE_LOOKS):
+            # In threads, as a question to a head that is lost as well would block this one.
+            self._placements[rank] = await asyncio.to_thread(self._places.living, self._placements[rank])
+            if not await asyncio.to_thread(is_lost, node := self._placements[rank].node_id):
+                if node != lost:
+                    host, new = address_of(lost), address_of(node)
+                    LOG.warning("%s rank %d moves from host %s, which is lost, to %s", self.role, rank, host, new)
+                return
+            await asyncio.sleep(NODE_EVERY)
+        raise WorkerDied(
+            self.role,
+            rank,
+            f"{LOST.format(address_of(lost))}, and no node with GPUs that the plan leaves free has joined the cluster",
+        )
 
     async def _build(self, ranks: Sequence[int], meeting: MeetingPoint, seconds: float) -> list[str | None]:
         """Build the strategies of some ranks. Return the names of their devices."""
@@ -376,7 +409,7 @@ class WorkerGroup(Ranks[S]):
         rank, cause = (first or causes)[0]
         if isinstance(cause, WorkerFailed):
             return cause
-        died = isinstance(cause, RayActorError)
+        died = isinstance(cause, RayActorError | ActorUnschedulableError)
         if died and self.callers:  # an independent rank cannot have waited for others, whatever its log contains
             kind = WorkerDied
         elif self._waited_in_vain(rank, cause):
@@ -386,6 +419,8 @@ class WorkerGroup(Ranks[S]):
         if died:
             # The last line has the exception of a process that failed during its start, or tells how the process ended.
             said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
+            if why := NODE_DIED.search(" ".join(str(cause).split())):
+                said = f"{LOST.format(self.host(rank))}: {why[1]}"
         else:
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
         return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))

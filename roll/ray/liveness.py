@@ -20,6 +20,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import WorkerDied
+from roll.ray.placement import address_of
 from roll.system.event_loop import guarded
 from roll.system.signs import ProcessActivity, process_activity
 from roll.system.tree import Problem, ProcessFinding, end_family, find_stopped
@@ -29,6 +30,10 @@ EVERY = 2.0
 """Seconds between two checks."""
 LOOKS = {Problem.GONE: 2, Problem.STOPPED: 6}
 """Consecutive checks that must find a problem. A count, not a time, as Ctrl-Z stops the checks too."""
+LOOKS_SILENT = 2
+"""Consecutive checks without an answer after which a host that has answered before is reported. Ray takes it for dead
+later, after about a minute.
+"""
 ANSWER_SECONDS = 10.0
 """Deadline in seconds for a node's report. A late node is queried again at the next check."""
 HEARD_SECONDS = 5.0
@@ -70,6 +75,10 @@ class Nodes(Protocol):
         """See `process_states.end_family`."""
         ...
 
+    def address(self, node_id: str | None) -> str:
+        """Return the address of a node that has been asked, without asking for it."""
+        ...
+
 
 class Liveness:
     """Checks the processes of a run's roles."""
@@ -79,6 +88,7 @@ class Liveness:
         self._groups: dict[str, tuple[WatchedGroup, bool]] = {}
         self._seen: set[tuple[str, WorkerProcess]] = set()
         self._counts: dict[tuple[str, WorkerProcess], tuple[Problem, int]] = {}
+        self._silences: dict[str | None, int] = {}  # by node that has answered, consecutive checks without an answer
 
     def watch(self, group: WatchedGroup, with_children: bool) -> None:
         """Check a group from now on, instead of the previous group of its role.
@@ -136,10 +146,25 @@ class Liveness:
         """Return the findings for processes of a node, None if the node does not answer."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._nodes.process_findings(node_id, pids)
+                found = await self._nodes.process_findings(node_id, pids)
+            self._note_answer(node_id, True)
+            return found
         except (TimeoutError, RayError, OSError) as error:
-            LOG.info("node %s does not report the states of its processes: %s", node_id, error)
+            self._note_answer(node_id, False)
+            LOG.info("node %s does not report the states of its processes: %s", node_id, str(error) or "no answer")
             return None
+
+    def _note_answer(self, node_id: str | None, has_come: bool) -> None:
+        """Report a host that has fallen silent, and one that answers again."""
+        silence = self._silences.get(node_id)
+        if has_come:
+            self._silences[node_id] = 0
+            if silence is not None and silence >= LOOKS_SILENT:
+                LOG.warning("host %s answers again", self._nodes.address(node_id))
+        elif silence is not None:
+            self._silences[node_id] = silence + 1
+            if silence + 1 == LOOKS_SILENT:
+                LOG.warning("host %s does not answer", self._nodes.address(node_id))
 
     def _is_certain(self, process: tuple[str, WorkerProcess], finding: ProcessFinding | None) -> bool:
         """Return whether this check is the one that makes a problem certain.
@@ -183,6 +208,10 @@ class RayNodes:
 
     def __init__(self) -> None:
         self._probes: dict[str | None, Any] = {}
+        self._addresses: dict[str | None, str] = {}
+
+    def address(self, node_id: str | None) -> str:
+        return self._addresses.get(node_id, "of the driver")
 
     async def process_findings(self, node_id: str | None, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         if is_own(node_id):
@@ -205,6 +234,7 @@ class RayNodes:
     def _probe(self, node_id: str | None) -> Any:
         if node_id not in self._probes:
             assert node_id is not None, "the driver's node needs no probe"
+            self._addresses[node_id] = address_of(node_id)
             there = NodeAffinitySchedulingStrategy(node_id, soft=False)
             self._probes[node_id] = Probe.options(scheduling_strategy=there).remote()  # pyright: ignore[reportFunctionMemberAccess]
         return self._probes[node_id]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -36,21 +37,68 @@ class WorkerPlacement:
     """Numbers of the rank's devices, counted over all nodes."""
     local_devices: tuple[int, ...] = ()
     """Numbers of the rank's devices, counted on its node."""
+    place: int = 0
+    """Number of the node among those of the plan on GPUs; number of the rank on the CPU. See `NodePlaces`."""
+
+
+class NodePlaces:
+    """The nodes of a run. A node keeps its place as long as it lives, so that its devices keep their numbers.
+
+    The place of a lost node is taken by a node that has none: one that has joined since, or one that the plan left out.
+    """
+
+    def __init__(self, gpu_places: int | None = None) -> None:
+        """`gpu_places` is the number of nodes on whose GPUs the plan has roles, None for all nodes with GPUs."""
+        self._gpu_places = gpu_places
+        self._gpu, self._cpu = list[str](), list[str]()
+
+    def of_gpus(self) -> list[str]:
+        """Return the nodes of the plan's devices, in order. A lost one is among them while it has no successor."""
+        living = gpu_nodes()
+        self._gpu = refilled(self._gpu, living) if self._gpu else living[: self._gpu_places]
+        return self._gpu
+
+    def of_cpu(self) -> list[str]:
+        """Return the living nodes, to which ranks on the CPU are assigned round-robin."""
+        living = cpu_nodes()
+        self._cpu = refilled(self._cpu or living, living)
+        return [node for node in self._cpu if node in living]
+
+    def living(self, placement: WorkerPlacement) -> WorkerPlacement:
+        """Return the placement for a new process: on the same node if that lives, else where its place is now."""
+        if placement.node_id is None or not is_lost(placement.node_id):
+            return placement
+        nodes = self.of_gpus() if placement.devices else self.of_cpu()
+        return replace(placement, node_id=nodes[placement.place % len(nodes)])
+
+
+def refilled(places: Sequence[str], living: Sequence[str]) -> list[str]:
+    """Return the places with living nodes that had none in those of lost ones, in order, as far as there are any."""
+    spare = [node for node in living if node not in places]
+    return [node if node in living or not spare else spare.pop(0) for node in places]
 
 
 def worker_placements(
-    role: RolePlan, gpus_per_node: int, system_envs: Mapping[str, str], cpu_ranks: int = 0
+    role: RolePlan,
+    gpus_per_node: int,
+    system_envs: Mapping[str, str],
+    cpu_ranks: int = 0,
+    places: NodePlaces | None = None,
 ) -> list[WorkerPlacement]:
     """Return the placement of each rank. A process sees only its rank's devices, which other roles may share.
 
-    `cpu_ranks` is the number of ranks of all roles with a model on the CPU, which share the cores of their hosts.
+    Args:
+        cpu_ranks: number of ranks of all roles with a model on the CPU, which share the cores of their hosts.
+        places: the run's nodes; None for those of the cluster at present.
     """
-    nodes, hosts = gpu_nodes(), cpu_nodes()
+    kept = places or NodePlaces()
+    nodes, hosts = kept.of_gpus(), kept.of_cpu()
     threads = max(1, len(os.sched_getaffinity(0)) * len(hosts) // max(role.ranks, cpu_ranks))
     out = []
     for rank, devices in enumerate(role.devices):
         environment = rank_environment(rank, role.ranks, None if devices else threads) | dict(system_envs)
-        node = nodes[devices[0] // gpus_per_node] if devices else hosts[0 if role.is_outside else rank % len(hosts)]
+        place = devices[0] // gpus_per_node if devices else 0 if role.is_outside else rank
+        node = nodes[place] if devices else hosts[place % len(hosts)]
         out.append(
             WorkerPlacement(
                 node,
@@ -58,6 +106,7 @@ def worker_placements(
                 environment,
                 devices,
                 tuple(device % gpus_per_node for device in devices),
+                place,
             )
         )
     return out
@@ -88,9 +137,23 @@ def _with_gpus() -> list[Mapping[str, Any]]:
 
 
 def address_of(node_id: str | None) -> str:
-    """Return the address of a node, dead or alive; of the driver's node for None."""
+    """Return the address of a node, dead or alive; of the driver's node for None. Ray's head is asked once for each."""
     own = ray.get_runtime_context().get_node_id() if node_id is None else node_id
-    return next((node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own), own)
+    try:
+        return _address_of_known(own)
+    except LookupError:
+        return own
+
+
+@cache
+def _address_of_known(node_id: str) -> str:
+    """Return a node's address, which never changes: a question to a lost head would block the driver."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}[node_id]
+
+
+def is_lost(node_id: str | None) -> bool:
+    """Return whether Ray knows that a node has died, or has not heard from it for too long."""
+    return any(node["NodeID"] == node_id and not node["Alive"] for node in ray.nodes())
 
 
 def _alive() -> list[Mapping[str, Any]]:

@@ -122,7 +122,7 @@ class RoleActivity:
             async with asyncio.timeout(ANSWER_SECONDS):
                 there = await self._lookers.process_activities(node_id, asked)
         except (TimeoutError, RayError, OSError) as error:
-            LOG.info("node %s does not report the activity of its processes: %s", node_id, error)
+            LOG.info("node %s does not report the activity of its processes: %s", node_id, str(error) or "no answer")
             return [None] * len(states)
         for state, found in zip(states, there, strict=True):
             self._ends[state.log] = found.end

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.backend_settings import ModelLoader
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
+from roll.config.plan.memory import trained_by_adapter
 from roll.config.schema.model import GeneratingConfig, ModelConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
@@ -169,5 +170,5 @@ def training_flops(model: ModelShape, model_args: ModelConfig, load: ModelLoader
         return None
     whole = model.valuing_parameters if load is load_scores else model.parameters
     whole -= model.parameters - model.active_parameters
-    adapter = model.adapter_parameters(model_args.lora_target, model_args.lora_rank) if model_args.lora_target else 0
+    adapter = trained_by_adapter(model_args, model)
     return TrainingFlops(whole + adapter, adapter or whole, model.attending_flops)

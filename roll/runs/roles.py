@@ -171,7 +171,7 @@ class Roles:
         """Request the group that generates. Its facade, which tracks requests, lives as long as the processes."""
         if known := self._colocated.get("actor_infer"):
             return cast(ActorInfer, known)
-        role, rank = config.actor_infer, config.actor_train.model_args.lora_rank if sends_adapter(config) else None
+        role, rank = config.actor_infer, config.actor_train.model_args.sent_rank if sends_adapter(config) else None
         context = role.strategy_args.traits.context or longest_sequence(config)
         group = self._engines("actor_infer", role, context, rank, keeps_kv_cache(config))
         may_run = running(len(group), role.strategy_args.traits, config.max_running_samples)

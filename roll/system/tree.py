@@ -130,11 +130,10 @@ def tree(pid: int) -> list[int]:
 def _children(pid: int) -> list[int]:
     """Return the children of a process. A kernel without CONFIG_PROC_CHILDREN reports none."""
     children: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children += map(int, file.read_text().split())
-        except OSError:  # the thread has ended
-            continue
+    with contextlib.suppress(OSError):  # the process has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return children
 
 

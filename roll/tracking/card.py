@@ -29,7 +29,7 @@ KEYS = (
 )  # fmt: skip
 """Keys of the root that a card shows."""
 ROLE_KEYS = (
-    ("model_args", ("dtype", "lora_target", "lora_rank", "lora_alpha")),
+    ("model_args", ("dtype", "lora_target", "lora_rank", "lora_alpha", "use_rslora", "use_dora", "init_lora_weights")),
     ("training_args", ("learning_rate", "lr_scheduler_type")),
 )
 """Keys of the trained role that a card shows."""

@@ -228,6 +228,11 @@ class ActorTrain(Learner):
         results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)
 
+    @property
+    def host(self) -> str:
+        """The address of the host of rank 0."""
+        return self._group.host(0)
+
     async def meeting_point(self, one_host: bool) -> MeetingPoint:
         """See `Sender`."""
         return await self._group.meeting_point([0], self._sync_seconds, one_host)

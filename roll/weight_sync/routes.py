@@ -7,7 +7,7 @@ another engine                     a broadcast from the trainer's rank 0 (NCCL; 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,28 +79,26 @@ class SyncRoutes:
 
 
 def find_routes(
-    train: RolePlan, infer: RolePlan, gpus_per_node: int, cpu_hosts: int, engines: Collection[int]
+    train: RolePlan, infer: RolePlan, gpus_per_node: int, is_near: Callable[[int], bool], engines: Collection[int]
 ) -> SyncRoutes:
     """Return the routes to the given engines. Ranks of the broadcast group are contiguous.
 
     Args:
-        cpu_hosts: number of hosts over which the ranks of a role on the CPU are distributed in turn.
+        is_near: returns whether an engine on the CPU is on the host of the trainer's rank 0 at present.
     """
-    to = cpu_routes(engines, cpu_hosts) if infer.on_cpu else routes(train, infer, gpus_per_node, engines)
+    to = cpu_routes(engines, is_near) if infer.on_cpu else routes(train, infer, gpus_per_node, engines)
     return SyncRoutes(to, sharing_ranks(train, infer, to), broadcast_size(to.values(), infer.tensor_parallel))
 
 
-def cpu_routes(engines: Collection[int], hosts: int) -> dict[int, Route]:
+def cpu_routes(engines: Collection[int], is_near: Callable[[int], bool]) -> dict[int, Route]:
     """Return the routes to engines on the CPU: files if all are on the host of the trainer's rank 0, else a broadcast.
 
     All engines take the same route, because the trainer writes a bucket either to a file or to the broadcast.
     """
-    on_one = all(number % hosts == 0 for number in engines)
-    if on_one:
+    near = {number for number in engines if is_near(number)}
+    if len(near) == len(engines):
         return dict.fromkeys(sorted(engines), Route(Transport.FILE, True))
-    return {
-        number: Route(Transport.BROADCAST, number % hosts == 0, rank) for rank, number in enumerate(sorted(engines), 1)
-    }
+    return {number: Route(Transport.BROADCAST, number in near, rank) for rank, number in enumerate(sorted(engines), 1)}
 
 
 def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collection[int]) -> dict[int, Route]:

@@ -20,6 +20,8 @@ ONE = (
 )
 IN_REWARD = ("add_token_level_kl=true", "init_kl_coef=0.1", "actor_train.model_args.lora_target=all-linear")
 MODEL = "actor_train.model_args"
+LORA = "lora_target"
+LINEAR = "actor_train.model_args.lora_target=all-linear"
 TRAINER = "behaviour_log_probs=trainer"
 ON_POLICY = "behaviour_log_probs=on_policy"
 LOSSES = [
@@ -420,6 +422,50 @@ CONTRADICTIONS = [
         "too_large",
         "1024",
         "weight_sync.lora=merged",
+    ),
+    (["actor_train.model_args.use_rslora=true"], "actor_train.model_args.use_rslora", "owner_missing", "true", LORA),
+    (["actor_train.model_args.use_dora=true"], "actor_train.model_args.use_dora", "owner_missing", "true", LORA),
+    (
+        ["actor_train.model_args.init_lora_weights=pissa"],
+        "actor_train.model_args.init_lora_weights",
+        "owner_missing",
+        "'pissa'",
+        LORA,
+    ),
+    (
+        [LINEAR, "actor_train.model_args.use_dora=true"],
+        "weight_sync.lora",
+        "not_supported",
+        "use_dora is true, and vLLM has no such adapters",
+        "merged",
+    ),
+    (
+        [LINEAR, "actor_train.model_args.use_dora=true", "actor_train.model_args.init_lora_weights=pissa"],
+        "actor_train.model_args.use_dora",
+        "exclusive",
+        "init_lora_weights is pissa",
+        "one of the two",
+    ),
+    (
+        [LINEAR, "actor_train.model_args.init_lora_weights=pissa", "actor_train.model_args.lora_rank=512"],
+        "actor_train.model_args.lora_rank",
+        "too_large",
+        "512, but PiSSA's adapter has twice that, and vLLM's largest is 512",
+        "merged",
+    ),
+    (
+        [LINEAR, "actor_train.model_args.use_rslora=true", "+actor_infer.model_args.use_rslora=false"],
+        "actor_infer.model_args.use_rslora",
+        "contradiction",
+        "False",
+        "equal",
+    ),
+    (
+        [LINEAR, "actor_train.model_args.init_lora_weights=olora"],
+        "actor_train.model_args.init_lora_weights",
+        "not_allowed",
+        "olora",
+        "pissa",
     ),
     (
         ["actor_train.model_args.lora_target=all-linear", f"{ENGINE}.load_format=dummy"],

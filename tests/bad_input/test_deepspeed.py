@@ -324,11 +324,15 @@ CASES = [
     ),
     ([f"{TRAIN}.optimizer=sgd"], f"{TRAIN}.optimizer", "not_allowed", "sgd", "'adamw'"),
     (
-        [f"{TRAIN}.optimizer=muon"],
+        [
+            f"{TRAIN}.optimizer=muon",
+            f"+{ZERO}.offload_optimizer.device=nvme",
+            f"+{ZERO}.offload_optimizer.nvme_path=/tmp",
+        ],
         f"{TRAIN}.optimizer",
         "not_supported",
-        "stage 3",
-        "stage 0",
+        "is nvme",
+        "to cpu",
     ),
     (
         [f"{TRAIN}.optimizer=onebit_adam"],
@@ -344,6 +348,32 @@ CASES = [
         "not_supported",
         "is cpu",
         "offload_optimizer",
+    ),
+    ([f"{TRAIN}.loraplus_lr_ratio=16"], f"{TRAIN}.loraplus_lr_ratio", "owner_missing", "16, but", "lora_target"),
+    ([f"{TRAIN}.loraplus_lr_ratio=0.5"], f"{TRAIN}.loraplus_lr_ratio", "out_of_range", "0.5", "at least 1"),
+    (
+        [
+            f"{TRAIN}.lr_scheduler_type=OneCycle",
+            f"{TRAIN}.lr_scheduler_kwargs={{cycle_min_lr: 1e-9}}",
+            f"{TRAIN}.loraplus_lr_ratio=16",
+            "+actor_train.model_args.lora_target=all-linear",
+        ],
+        f"{TRAIN}.lr_scheduler_type",
+        "exclusive",
+        "loraplus_lr_ratio of 16, and this schedule gives all parameters the same rate",
+        "another schedule",
+    ),
+    (
+        [
+            f"{TRAIN}.lr_scheduler_type=cosine_with_min_lr",
+            f"{TRAIN}.lr_scheduler_kwargs={{min_lr: 1e-7}}",
+            f"{TRAIN}.loraplus_lr_ratio=16",
+            "+actor_train.model_args.lora_target=all-linear",
+        ],
+        f"{TRAIN}.lr_scheduler_kwargs.min_lr",
+        "exclusive",
+        "a loraplus_lr_ratio of 16",
+        "min_lr_rate",
     ),
     ([f"{TRAIN}.lora_learning_rate=1e-4"], f"{TRAIN}.lora_learning_rate", "owner_missing", "0.0001", "lora_target"),
     (

@@ -69,6 +69,15 @@ def test_dropout_of_an_adapter_on_experts(refused: Callable[..., str], experts: 
     assert "lora_target to q_proj,k_proj,v_proj,o_proj" in message
 
 
+@pytest.mark.parametrize("given", ["use_dora=true", "init_lora_weights=pissa_niter_4"])
+def test_variant_of_an_adapter_on_experts(given: str, refused: Callable[..., str], experts: Path) -> None:
+    message = refused(
+        f"pretrain={experts}", "+actor_train.model_args.lora_target=all-linear", f"+actor_train.model_args.{given}"
+    )
+    key, value = given.split("=")
+    assert f"actor_train.model_args.{key}: {value}, but lora_target all-linear adapts experts" in message
+
+
 DEEPSPEED = "deepspeed_zero3"
 ZERO = f"{DEEPSPEED}.zero_optimization"
 BLOCK = "actor_train.strategy_args.strategy_config.expert_parallel"

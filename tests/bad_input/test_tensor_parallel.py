@@ -64,6 +64,16 @@ CASES = [
         "lora_dropout is 0.1, and each rank of a replica would drop other values",
         "one of the two",
     ),
+    *(
+        (
+            [*SOUND, "+actor_train.model_args.lora_target=all-linear", f"+actor_train.model_args.{key}={value}"],
+            f"{BLOCK}.autotp_size",
+            "exclusive",
+            f"{key} is {value}, for which no rank has a whole matrix",
+            "one of the two",
+        )
+        for key, value in (("use_dora", "true"), ("init_lora_weights", "pissa"))
+    ),
     (
         [*SOUND, f"+{DEEPSPEED}.sequence_parallel_size=2"],
         f"{BLOCK}.autotp_size",

@@ -16,12 +16,16 @@ from torch import Tensor, nn
 
 from roll.algorithms.losses import LossInputs
 from roll.models.load import add_lora, load_causal_model
+from roll.models.lora_variants import is_pissa
+from roll.models.weights import WeightView
 from roll.types import Sequences, TrainBatch
+from tests.engines.plain_muon import PlainMuon
 from tests.engines.training import (
     ADAM_EPSILON,
     LEARNING_RATE,
     LOSS,
     MAX_GRAD_NORM,
+    PLUS,
     SEED,
     TEMPERATURE,
     WEIGHT_DECAY,
@@ -56,22 +60,34 @@ def token_statistics(model: nn.Module, sequences: Sequences, temperature: float)
     return torch.cat(log_probs), torch.cat(entropies)
 
 
-def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> list[PlainUpdate]:
-    """Make one AdamW update per batch. The loss is the mean over the response tokens of the batch."""
-    arguments = model_args(Case(stage=0, lora=lora))
+def plain_updates(
+    folder: Path, lora: bool, batches: Sequence[TrainBatch], variant: str = "", optimizer: str = "adamw"
+) -> list[PlainUpdate]:
+    """Make one update per batch. The loss is the mean over the response tokens of the batch."""
+    arguments = model_args(Case(stage=0, lora=lora, variant=variant))
     loaded = load_causal_model(str(folder), arguments, packed=False)
     loaded.set_experts_implementation("eager")  # torch has no grouped product in float64
     model = (add_lora(loaded, arguments, SEED) if lora else loaded).double()
     trains = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in trains if parameter.ndim >= 2], "weight_decay": WEIGHT_DECAY},
-        {"params": [parameter for parameter in trains if parameter.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [each],
+            "weight_decay": WEIGHT_DECAY if each.ndim >= 2 else 0.0,
+            "fast": PLUS if _is_fast(name, each) else 1,
+        }
+        for name, each in model.named_parameters()
+        if each.requires_grad
     ]
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=LEARNING_RATE, eps=ADAM_EPSILON)
+    hidden = [each for name, each in model.named_parameters() if ".layers." in name and each.ndim == 2]
+    chosen = (
+        PlainMuon(groups, hidden, LEARNING_RATE, WEIGHT_DECAY, ADAM_EPSILON)
+        if optimizer == "muon"
+        else torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=ADAM_EPSILON)
+    )
     out = []
     for number, batch in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * (1 - number / TOTAL_UPDATES)
+        for group in chosen.param_groups:
+            group["lr"] = LEARNING_RATE * (1 - number / TOTAL_UPDATES) * (group["fast"] if variant == "LoRA+" else 1)
         mask = batch.sequences.response_mask
         fields = (batch.advantages, batch.behaviour_log_probs, batch.ref_log_probs)
         lengths = torch.from_numpy(np.add.reduceat(mask, batch.sequences.offsets[:-1], dtype=np.int64))
@@ -80,16 +96,26 @@ def plain_updates(folder: Path, lora: bool, batches: Sequence[TrainBatch]) -> li
             *token_statistics(model, batch.sequences, TEMPERATURE),
             LossInputs(advantages, lengths, behaviour, ref_log_probs=ref),
         )
-        optimizer.zero_grad()
+        chosen.zero_grad()
         said.losses.mean().backward()
         norm = nn.utils.clip_grad_norm_(trains, MAX_GRAD_NORM)
-        optimizer.step()
+        chosen.step()
         means = {name: float(values.mean()) for name, values in said.metrics.items()}
         out.append(PlainUpdate(_whole(model), float(norm), means))
     return out
 
 
+def _is_fast(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether LoRA+ trains a parameter with the higher rate."""
+    return ".lora_B." in name or parameter.ndim == 1
+
+
 def _whole(model: nn.Module) -> dict[str, Tensor]:
+    if isinstance(model, PeftModel) and is_pissa(model):  # PEFT has no merge of this form
+        view = WeightView(model)
+        return {
+            name: each.float() for name, each in view.model_tensors([spec.name for spec in view.model_specs()]).items()
+        }
     whole = copy.deepcopy(model)
     merged = whole.merge_and_unload() if isinstance(whole, PeftModel) else whole
     return {name: parameter.detach().float() for name, parameter in merged.named_parameters()}

@@ -49,6 +49,17 @@ ZERO: list[dict[str, Any]] = [
     {"stage": 3, "stage3_param_persistence_threshold": 0},
 ]
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "rsLoRA": {"use_rslora": True},
+    "DoRA": {"use_dora": True},
+    "PiSSA": {"init_lora_weights": "pissa"},
+    "LoRA+": {},
+}
+"""LoRA variants, with the keys of `model_args` that choose them."""
+PLUS = 4.0
+"""`loraplus_lr_ratio` of the variant LoRA+."""
+
 Updates = Sequence[Sequence[MicroBatch]]
 
 
@@ -78,6 +89,9 @@ class Case:
     """Each tensor-parallel rank keeps only its part of a recomputed layer's input, and keeps it in host memory."""
     fp32_sums: bool = False
     """Accumulate the gradients of micro-batches in fp32."""
+    variant: str = ""
+    """A key of `VARIANTS`."""
+    optimizer: str = "adamw"
 
     @property
     def name(self) -> str:
@@ -89,6 +103,7 @@ class Case:
         parts += [f"model over {self.tensor_parallel}"] * (self.tensor_parallel > 1) + ["overlapped"] * self.overlap
         parts += [f"experts over {self.expert_parallel}"] * (self.expert_parallel > 1)
         parts += ["inputs shared"] * self.share_inputs + ["sums in fp32"] * self.fp32_sums
+        parts += [self.variant] * bool(self.variant) + [self.optimizer] * (self.optimizer != "adamw")
         return ", ".join(parts).replace(" ", "_")
 
 
@@ -146,12 +161,19 @@ def model_args(case: Case) -> ModelConfig:
             "gradient_checkpointing": case.checkpointing,
             "compile_layers": case.compiled,
         }
+        | VARIANTS[case.variant]
     )
 
 
 def settings(case: Case, model: Path, seed: int, load: ModelLoader = load_policy) -> TrainSettings:
     """Return the `TrainSettings` of a case."""
-    training = {"learning_rate": LEARNING_RATE, "adam_epsilon": ADAM_EPSILON, "weight_decay": WEIGHT_DECAY}
+    training: dict[str, Any] = {
+        "optimizer": case.optimizer,
+        "learning_rate": LEARNING_RATE,
+        "adam_epsilon": ADAM_EPSILON,
+        "weight_decay": WEIGHT_DECAY,
+        "loraplus_lr_ratio": PLUS if case.variant == "LoRA+" else None,
+    }
     return TrainSettings(
         str(model),
         model_args(case),

@@ -21,13 +21,18 @@ def ray_cluster(made: Lab, names: Sequence[str] = ()) -> Iterator[dict[str, str]
 
     `names`: the hosts of the hostfile, by default their IPv4 addresses. The first is that of the head.
     """
+    yield start_cluster(made, names)
+    made.hosts[0].run("python", "-m", "roll.cluster", "hostfile", "stop", "--run")
+
+
+def start_cluster(made: Lab, names: Sequence[str] = ()) -> dict[str, str]:
+    """Do what `ray_cluster` does, and leave the cluster to the end of the lab, for hosts that may die before."""
     head = made.hosts[0]
     lines = [f"{name} slots=1\n" for name in names or [host.address for host in made.hosts]]
     head.path("hostfile").write_text("".join(lines))
     said = head.run("python", "-m", "roll.cluster", "hostfile", "--run")
     words = said.strip().splitlines()[-1].split()
-    yield dict(word.split("=", 1) for word in words if word.startswith("RAY_"))
-    head.run("python", "-m", "roll.cluster", "hostfile", "stop", "--run")
+    return dict(word.split("=", 1) for word in words if word.startswith("RAY_"))
 
 
 def train(host: Host, cluster: dict[str, str], *arguments: str, folder: str = WORK) -> subprocess.Popen[str]:

@@ -39,14 +39,18 @@ def steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if not name.startswith(TIMED)} for line in lines]
 
 
-def assert_equal_on_one_host(world: World, hosts: Lab, cluster: dict[str, str], *arguments: str) -> None:
-    """Check that two ranks on two hosts and two on the first have equal metrics, and that those of the second end."""
-    (first, second), name = hosts.hosts, arguments[1].replace("/", "_")
+def assert_equal_on_one_host(
+    world: World, hosts: Lab, cluster: dict[str, str], name: str, *arguments: str, there: str = "ray::Process"
+) -> None:
+    """Check that a run has equal metrics on two hosts and on the first. `there`: its processes on the second host."""
+    first, second = hosts.hosts
+
+    def runs_there() -> bool:
+        return any(there in line for line in second.programs())
+
     run = train(first, cluster, *arguments, f"output_dir={name}_on_two", folder=SHARED)
-    limits.until(
-        lambda: run.poll() is not None or any("ray::Process" in line for line in second.programs()),
-        "a rank runs on the second host",
-    )
+    limits.until(lambda: run.poll() is not None or runs_there(), f"{there} runs on the second host")
+    assert runs_there(), ended(run)
     status, said = ended(run)
     assert status == 0, said
     status, said = ended(train(first, {}, *arguments, f"output_dir={name}_on_one", folder=SHARED))
@@ -54,19 +58,34 @@ def assert_equal_on_one_host(world: World, hosts: Lab, cluster: dict[str, str], 
     alone = steady(world.metrics(f"{name}_on_one"))
     for line, other in zip(steady(world.metrics(f"{name}_on_two")), alone, strict=True):
         assert line == pytest.approx(other, abs=1e-6, rel=1e-6)
+    limits.until(lambda: not runs_there(), "the processes have ended")
+
+
+def parts_written(world: World, name: str) -> int:
+    """Return how many ranks wrote their part of the last checkpoint."""
     checkpoint = world.folder / f"{name}_on_two" / "checkpoints" / "step_2"
-    parts = [path.name for path in (checkpoint / "deepspeed").glob("*optim_states.pt")]
-    assert len(parts) == 2, "both ranks wrote their parts"
-    limits.until(lambda: not [line for line in second.programs() if "ray::Process" in line], "the ranks have ended")
+    return len(list((checkpoint / "deepspeed").glob("*optim_states.pt")))
 
 
 def test_two_hosts_train_what_one_trains(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
-    assert_equal_on_one_host(world, hosts, cluster, "--config-name", "tiny/tiny_warm_up", STEPS, "save_steps=1")
+    words = ("--config-name", "tiny/tiny_warm_up", STEPS, "save_steps=1")
+    assert_equal_on_one_host(world, hosts, cluster, "sft", *words)
+    assert parts_written(world, "sft") == 2
 
 
 @pytest.mark.full
 def test_two_hosts_learn_what_one_learns(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
-    assert_equal_on_one_host(world, hosts, cluster, *world.rlvr("of_rlvr", STEPS))
+    assert_equal_on_one_host(world, hosts, cluster, "rlvr", *world.rlvr("of_rlvr", STEPS))
+    assert parts_written(world, "rlvr") == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sent", ["adapter", "merged"])
+def test_engines_apart_learn_what_those_together_learn(
+    sent: str, world: World, hosts: Lab, cluster: dict[str, str]
+) -> None:
+    words = (STEPS, "actor_train.world_size=1", "actor_infer.world_size=2", f"weight_sync.lora={sent}")
+    assert_equal_on_one_host(world, hosts, cluster, sent, *world.rlvr(sent, *words), there="ray::AsyncProcess")
 
 
 @pytest.mark.full

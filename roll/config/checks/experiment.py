@@ -23,6 +23,7 @@ from roll.config.derived.methods import compares
 from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.faults import printable
+from roll.config.schema.model import LORA_KEYS
 from roll.config.schema.offline import DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -79,9 +80,6 @@ def gpu_faults(config: Config) -> Iterator[Fault]:
         yield Fault("gpu_name", problem, remedy, "unknown_name")
 
 
-LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout")
-
-
 def experiment_faults(config: Config) -> list[Fault]:
     """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
     faults = [*rule_faults(config), *_experiment(config), *_learner(config), *method_faults(config)]
@@ -97,6 +95,9 @@ def experiment_faults(config: Config) -> list[Fault]:
         if target and not isinstance(role, LearnerConfig | ActorInferConfig):
             problem = f"'{target}', but {name} is a fixed model without an adapter"
             faults.append(Fault(f"{name}.model_args.lora_target", problem, "remove it", "not_supported"))
+        if role.model_args.use_dora and isinstance(kind := role.model_args.init_lora_weights, str):
+            problem = f"true, but init_lora_weights is {kind}, and the two are not combined here"
+            faults.append(Fault(f"{name}.model_args.use_dora", problem, "set only one of the two", "exclusive"))
         if role.model_args.dropout and not isinstance(role, RowsTrainConfig):
             problem = f"true, but only roles that train on rows drop anything, and {name} is none of them"
             faults.append(Fault(f"{name}.model_args.dropout", problem, "remove it", "not_supported"))

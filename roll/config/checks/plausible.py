@@ -8,6 +8,7 @@ from typing import Any
 USUAL: Mapping[str, tuple[float, float]] = {
     "learning_rate": (0, 0.1),
     "lora_learning_rate": (0, 0.1),
+    "loraplus_lr_ratio": (1, 1000),
     "weight_decay": (0, 1),
     "warmup_steps": (0, 1e6),
     "per_device_train_batch_size": (0, 65536),

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from roll.config.schema.environments import EnvironmentConfig
-from roll.config.schema.model import DataConfig, ModelConfig, TrainingConfig
+from roll.config.schema.model import LORA_KEYS, DataConfig, ModelConfig, TrainingConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import FilterBoundsConfig
@@ -91,7 +91,7 @@ RULES: Mapping[type[BaseModel], Sequence[Requires | Exclusive | Below]] = {
         Below("clip_cov_low", "clip_cov_high", "no token is between them", "lower it (1 and 5 are usual)"),
     ],
     OfflineConfig: [Requires("truncation", "max_length", "set max_length, or remove it")],
-    ModelConfig: [Requires(key, "lora_target", ADAPTER) for key in ("lora_rank", "lora_alpha", "lora_dropout")],
+    ModelConfig: [Requires(key, "lora_target", ADAPTER) for key in LORA_KEYS],
     TrainingConfig: [Exclusive("warmup_ratio", "warmup_steps")],
     DataConfig: [Exclusive("prompt", "messages")],
     FilterBoundsConfig: [

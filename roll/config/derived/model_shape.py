@@ -244,12 +244,20 @@ class ModelShape:
         together with twice the rank. The number is exact if every layer has experts. PEFT does not adapt the MLPs of
         other layers, which are counted here.
         """
-        whole = lora_target == "all-linear"
-        names = list(self.linears) if whole else [name.strip() for name in lora_target.split(",")]
-        adapted = sum(self.layers_with(name) * sum(self.linears[name]) for name in names if name in self.linears)
-        if whole and self.experts:
+        adapted = sum(self.layers_with(name) * sum(self.linears[name]) for name in self.adapted_linears(lora_target))
+        if lora_target == "all-linear" and self.experts:
             adapted += self.experts.layers * self.experts.adapted(self.hidden_size)
         return rank * adapted
+
+    def adapted_linears(self, lora_target: str) -> list[str]:
+        """Return the known linear layers among comma-separated modules; for `all-linear`, all of them."""
+        if lora_target == "all-linear":
+            return list(self.linears)
+        return [name for module in lora_target.split(",") if (name := module.strip()) in self.linears]
+
+    def adapted_outputs(self, lora_target: str) -> int:
+        """Return the number of outputs of all adapted linear layers, each of which has a norm with DoRA."""
+        return sum(self.layers_with(name) * self.linears[name][1] for name in self.adapted_linears(lora_target))
 
 
 def uneven_layers(shape: ModelShape | None, size: int) -> str | None:

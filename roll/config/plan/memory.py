@@ -106,18 +106,21 @@ def _training_states(
     """
     model = role.model_args
     full, width = shape.parameters, 4 if model.dtype == "fp32" else 2
-    states = 8 if model.dtype == "fp32" and zero.stage == 0 else 12
+    copies = 0 if model.dtype == "fp32" and zero.stage == 0 else 4
+    states = copies + moments(role.training_args.optimizer, None if model.lora_target else shape)
     if isinstance(role, CriticConfig):
         full = shape.valuing_parameters
-    trained = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else full
+    trained = trained_by_adapter(model, shape) if model.lora_target else full
     held = full + trained if model.lora_target else full
     elsewhere = shape.expert_parameters * (expert_parallel - 1) // expert_parallel
     device = {
         "weights": width * (held // ranks if zero.stage == 3 else held - elsewhere) + width * secondary(zero, held),
         "gradients": width * trained // ranks if zero.stage >= 2 else width * (trained - elsewhere),
-        "optimizer": states * trained // ranks if zero.stage >= 1 else states * (trained - elsewhere),
+        "optimizer": int(states * trained // ranks if zero.stage >= 1 else states * (trained - elsewhere)),
         "buffers": width * (gathered_parameters(zero, shape, ranks, elsewhere) + zero.bucket_numbers),
     }
+    if model.init_lora_weights is not True:  # PiSSA's first factors, which stay whole on every rank
+        device["buffers"] += width * trained
     host = 0
     if zero.optimizer_on != "none":
         if zero.stage > 1:
@@ -128,6 +131,25 @@ def _training_states(
             moved = device.pop(kind)
             host += moved if place == "cpu" else 0
     return device, host
+
+
+def moments(optimizer: str, shape: ModelShape | None) -> float:
+    """Return the bytes of an optimizer's moments for each trained parameter: those of `shape`, or None for an adapter.
+
+    Muon has one moment in fp32 for a matrix of a decoder layer, and two for the rest: the embedding and the head.
+    """
+    if optimizer == "muon" and shape is not None:
+        ends = (1 if shape.tie_word_embeddings else 2) * shape.vocab_size * shape.hidden_size
+        return 4 + 4 * ends / shape.parameters
+    return {"adamw": 8, "adamw_8bit": 2}.get(optimizer, 4)
+
+
+def trained_by_adapter(model: ModelConfig, shape: ModelShape) -> int:
+    """Return the number of trained parameters of the LoRA adapter, with DoRA's norms; 0 without an adapter."""
+    if not model.lora_target:
+        return 0
+    norms = shape.adapted_outputs(model.lora_target) if model.use_dora else 0
+    return shape.adapter_parameters(model.lora_target, model.lora_rank) + norms
 
 
 def secondary(zero: ZeroMemory, held: int) -> int:

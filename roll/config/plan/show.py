@@ -29,15 +29,15 @@ from roll.system.ranges import ranges
 from roll.system.sizes import GIB
 
 MODEL = (
-    "lora_target", "lora_rank", "lora_alpha", "lora_dropout", "dtype", "gradient_checkpointing",
-    "attn_implementation",
+    "lora_target", "lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights", "dtype",
+    "gradient_checkpointing", "attn_implementation",
 )  # fmt: skip
-ADAPTER = MODEL[1:4]
+ADAPTER = MODEL[1:7]
 """Keys that have no effect if all weights are trained."""
 ZERO = ("stage", "offload_optimizer", "offload_optimizer.device", "offload_param", "offload_param.device")
 TRAINING = (
-    "optimizer", "learning_rate", "lora_learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio",
-    "weight_decay",
+    "optimizer", "learning_rate", "lora_learning_rate", "loraplus_lr_ratio", "lr_scheduler_type", "warmup_steps",
+    "warmup_ratio", "weight_decay",
 )  # fmt: skip
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seeded")
 RLVR: Mapping[str, Sequence[str]] = {

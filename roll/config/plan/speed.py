@@ -14,7 +14,7 @@ from roll.config.derived.batch import has_pairs, learner
 from roll.config.derived.flops import GpuRates, training_flops
 from roll.config.derived.model_shape import ModelShape
 from roll.config.plan.advice import cache_room
-from roll.config.plan.memory import requests_in_flight
+from roll.config.plan.memory import requests_in_flight, trained_by_adapter
 from roll.config.plan.plan import Plan
 from roll.config.schema.backend import EngineMemory
 from roll.config.schema.pipelines import Config
@@ -64,7 +64,7 @@ def step_sequences(config: Config, plan: Plan) -> int:
 def training_seconds(config: Config, plan: Plan, shape: ModelShape, role: ActorTrainConfig, gpu: GpuRates) -> float:
     """Return the seconds of a step's updates of the learner, with every sequence at full length."""
     model, count, longest = role.model_args, step_sequences(config, plan), plan.batch.longest_sequence
-    adapter = shape.adapter_parameters(model.lora_target, model.lora_rank) if model.lora_target else 0
+    adapter = trained_by_adapter(model, shape)
     whole = shape.active_parameters + adapter
     flops = training_flops(whole, adapter or whole, shape.attending_flops, count * longest, count * longest**2)
     epochs = config.ppo_epochs if isinstance(config, RlvrConfig) else 1

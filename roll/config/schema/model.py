@@ -20,6 +20,9 @@ from roll.config.schema.base import (
     StrictConfig,
 )
 
+LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights")
+"""Keys of an adapter, which need a `lora_target`."""
+
 
 class ModelConfig(StrictConfig):
     """The model of a role."""
@@ -65,7 +68,28 @@ class ModelConfig(StrictConfig):
         description="The output of the adapters is scaled by `lora_alpha / lora_rank`; 2 x `lora_rank` if not given.",
     )
     lora_dropout: BelowOne = Field(0.0, description="Dropout probability on the input of the adapters in training.")
+    use_rslora: bool = Field(
+        False, description="Scale the output of the adapters by `lora_alpha / sqrt(lora_rank)` instead (rsLoRA)."
+    )
+    use_dora: bool = Field(
+        False,
+        description="Train the norm of each row of an adapted matrix apart from its direction (DoRA). vLLM has no "
+        "such adapters, so it needs `weight_sync.lora: merged`.",
+    )
+    init_lora_weights: Literal[True, "pissa"] | Annotated[str, Field(pattern=r"^pissa_niter_[1-9][0-9]?$")] = Field(
+        True,
+        description="Initial adapter. `true`: B is 0. `pissa`: the largest singular values of the matrix, which its "
+        "frozen part then lacks (PiSSA). `pissa_niter_16`: the same by a randomised SVD of 16 iterations, which is "
+        "much faster.",
+    )
     trust_remote_code: bool = Field(False, description="Allow Python code from the model repository to run.")
+
+    @property
+    def sent_rank(self) -> int:
+        """The rank of the adapter that engines and exports get: with PiSSA, the change of the whole model has twice the
+        rank that is trained.
+        """
+        return self.lora_rank * (1 if self.init_lora_weights is True else 2)
 
 
 class TrainingConfig(StrictConfig):
@@ -77,6 +101,11 @@ class TrainingConfig(StrictConfig):
     learning_rate: NonNegativeFloat = Field(1e-6, description="Peak learning rate.")
     lora_learning_rate: NonNegativeFloat | None = Field(
         None, description="Learning rate of the LoRA adapters; `learning_rate` if not given."
+    )
+    loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None = Field(
+        None,
+        description="The matrices B of LoRA adapters, and DoRA's norms, have this many times the learning rate of the "
+        "matrices A (LoRA+). 1 if not given; 16 is usual.",
     )
     lr_scheduler_type: Literal[
         "linear",

@@ -99,8 +99,15 @@ def _sizes(engine: VllmConfig, where: str, config: Config) -> Iterator[Fault]:
 def _adapter(engine: VllmConfig, where: str, config: RlvrConfig, shape: ModelShape | None) -> Iterator[Fault]:
     """Yield faults of an engine to which a weight sync sends only the adapter."""
     trained, sync, on_cpu = config.actor_train.model_args, "weight_sync.lora", config.actor_infer.device_mapping is None
-    if trained.lora_rank > LARGEST_ADAPTER_RANK:
+    if trained.use_dora:
+        problem = "adapter, but use_dora is true, and vLLM has no such adapters"
+        yield Fault(sync, problem, "set it to merged", "not_supported")
+    if trained.sent_rank > LARGEST_ADAPTER_RANK:
         problem = f"{trained.lora_rank} is more than vLLM's largest adapter rank {LARGEST_ADAPTER_RANK}"
+        if trained.sent_rank > trained.lora_rank:
+            problem = (
+                f"{trained.lora_rank}, but PiSSA's adapter has twice that, and vLLM's largest is {LARGEST_ADAPTER_RANK}"
+            )
         remedy = f"set it to at most {LARGEST_ADAPTER_RANK}, or set weight_sync.lora=merged"
         yield Fault("actor_train.model_args.lora_rank", problem, remedy, "too_large")
     if engine.load_format == "dummy":

@@ -58,7 +58,6 @@ from roll.errors import DataError, Fault
 from roll.models.load import check_readable, load_policy, load_tokenizer
 from roll.models.thinking import ResponseTexts
 from roll.ray.device_sharing import DeviceSharing
-from roll.ray.placement import cpu_nodes
 from roll.registry import imported
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
@@ -324,8 +323,8 @@ def phases_of(
 def sync_of(config: RlvrConfig, plan: Plan, actor_train: ActorTrain, actor_infer: ActorInfer) -> WeightSync:
     """Return the configured weight sync, with the routes that the plan allows."""
     roles = (plan.roles["actor_train"], plan.roles["actor_infer"])
-    hosts = 1 if roles[1].is_outside else len(cpu_nodes())
-    paths = partial(find_routes, *roles, config.num_gpus_per_node, hosts)
+    is_near = partial(actor_infer.is_on, actor_train.host)
+    paths = partial(find_routes, *roles, config.num_gpus_per_node, is_near)
     bucket_bytes, seconds = config.weight_sync.bucket_mib << 20, config.deadlines.weight_sync
     return WeightSync(actor_train, actor_infer.engines, paths, sends_adapter(config), bucket_bytes, seconds)
 

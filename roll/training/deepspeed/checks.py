@@ -26,6 +26,7 @@ from roll.config.schema.foreign_names import (
     block_faults,
     one_of,
 )
+from roll.config.schema.model import ModelConfig, TrainingConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig, RoleConfig
@@ -143,7 +144,7 @@ def train_faults(
     yield from _batch(settings, where, name, role, config)
     yield from optimizer_faults(settings, name, role)
     yield from _router_loss(name, role, shape)
-    yield from _expert_dropout(name, role, shape)
+    yield from _expert_adapter(name, role, shape)
     yield from _sequence_parallel(settings.sequence_parallel_size, where, name, role, shape)
     size, place = settings.tensor_parallel_size, f"{where}.tensor_parallel.autotp_size"
     if size > 1:
@@ -430,7 +431,17 @@ def _tensor_parallel(settings: DeepSpeedConfig, where: str, name: str, role: Rol
                 f"{size}, but {name}.model_args.{key} is {value}, and each rank of a replica would drop other values"
             )
             yield Fault(where, problem, "set only one of the two", "exclusive")
+    for key, given in variants(role.model_args).items():
+        problem = f"{size}, but {name}.model_args.{key} is {given}, for which no rank has a whole matrix"
+        yield Fault(where, problem, "set only one of the two", "exclusive")
     yield from _uneven_replicas(where, name, role, size, settings.sequence_parallel_size)
+
+
+def variants(model: ModelConfig) -> dict[str, str]:
+    """Return the keys of LoRA variants that need whole matrices, with their values as text."""
+    return ({"use_dora": "true"} if model.use_dora else {}) | (
+        {"init_lora_weights": model.init_lora_weights} if isinstance(model.init_lora_weights, str) else {}
+    )
 
 
 def _expert_parallel_keys(block: ExpertParallelConfig, where: str) -> Iterator[Fault]:
@@ -503,17 +514,8 @@ def _optimizer(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Ite
         yield Fault(
             where, problem, "use adamw; to reduce communication, see ZeRO++ in docs/deepspeed.md", "not_supported"
         )
-    if chosen == "muon" and zero.stage:
-        problem = f"'muon' updates whole matrices, but stage {zero.stage} gives each rank a flat part of them"
-        yield Fault(
-            where,
-            problem,
-            "use adamw, or stage 0 if each device can hold the model and its optimizer states",
-            "not_supported",
-        )
-    elif chosen == "muon" and settings.tensor_parallel_size > 1:
-        problem = "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them"
-        yield Fault(where, problem, "use adamw, or remove autotp_size", "not_supported")
+    if chosen == "muon":
+        yield from _muon(settings, where)
     if chosen == "adamw_8bit" and not role.device_mapping:
         problem = "'adamw_8bit' keeps its states on a GPU, but the role has no device_mapping"
         yield Fault(where, problem, "use adamw, or give it GPUs", "not_supported")
@@ -524,11 +526,28 @@ def _optimizer(settings: DeepSpeedConfig, name: str, role: LearnerConfig) -> Ite
         yield Fault(where, problem, "use adamw, or remove offload_optimizer", "not_supported")
 
 
+def _muon(settings: DeepSpeedConfig, where: str) -> Iterator[Fault]:
+    """Yield faults of settings under which a rank cannot get whole matrices for Muon."""
+    zero = settings.zero_optimization
+    if settings.tensor_parallel_size > 1:
+        problem = "'muon' updates whole matrices, but tensor_parallel.autotp_size splits them"
+        yield Fault(where, problem, "use adamw, or remove autotp_size", "not_supported")
+    if settings.expert_parallel_size > 1:
+        problem = "'muon', but expert_parallel.autoep_size divides experts, and the two were not tested together"
+        yield Fault(where, problem, "use adamw, or remove expert_parallel", "not_supported")
+    if zero.memory.optimizer_on == "nvme":
+        problem = "'muon', but offload_optimizer.device is nvme, and the two were not tested together"
+        yield Fault(where, problem, "use adamw, or set offload_optimizer.device to cpu", "not_supported")
+
+
 def _rates(name: str, role: LearnerConfig) -> Iterator[Fault]:
     arguments, where = role.training_args, f"{name}.training_args"
     if arguments.lora_learning_rate is not None and role.model_args.lora_target is None:
         problem = f"{arguments.lora_learning_rate}, but {name}.model_args.lora_target is not set"
         yield Fault(f"{where}.lora_learning_rate", problem, "remove it, or set lora_target", "owner_missing")
+    if arguments.loraplus_lr_ratio is not None and role.model_args.lora_target is None:
+        problem = f"{arguments.loraplus_lr_ratio:g}, but {name}.model_args.lora_target is not set"
+        yield Fault(f"{where}.loraplus_lr_ratio", problem, "remove it, or set lora_target", "owner_missing")
 
 
 def _schedule(name: str, role: LearnerConfig) -> Iterator[Fault]:
@@ -565,10 +584,16 @@ def _schedule(name: str, role: LearnerConfig) -> Iterator[Fault]:
     yield from _bounds(name, role)
 
 
+def own_rates(training: TrainingConfig) -> list[str]:
+    """Return the keys, with their values as text, that give some parameters another rate than `learning_rate`."""
+    keys = ("lora_learning_rate", "loraplus_lr_ratio")
+    return [f"{key} of {value:g}" for key in keys if (value := getattr(training, key)) is not None]
+
+
 def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     """Yield faults of a final learning rate and of a warm-up.
 
-    The final learning rate must be below the initial one, and apply to `lora_learning_rate` too. `constant` has no
+    The final learning rate must be below the initial one, and apply to the rates of an adapter too. `constant` has no
     warm-up.
     """
     arguments, where = role.training_args, f"{name}.training_args"
@@ -576,11 +601,8 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
     key = "lr_end" if kind == "polynomial" else "min_lr"
     least = given.get(key, LR_END if kind == "polynomial" else None)
     if isinstance(least, int | float) and key in SCHEDULES[kind]:
-        if arguments.lora_learning_rate is not None and key == "min_lr":
-            problem = (
-                f"{least:g}, but there is also a lora_learning_rate of {arguments.lora_learning_rate:g}, to which "
-                f"this bound does not apply"
-            )
+        if key == "min_lr" and (others := own_rates(arguments)):
+            problem = f"{least:g}, but there is also a {others[0]}, to whose rates this bound does not apply"
             yield Fault(
                 f"{where}.lr_scheduler_kwargs.min_lr",
                 problem,
@@ -590,6 +612,9 @@ def _bounds(name: str, role: LearnerConfig) -> Iterator[Fault]:
         elif least >= rate:
             problem = f"{least:g}, but learning_rate is {rate:g}"
             yield Fault(f"{where}.lr_scheduler_kwargs.{key}", problem, "set it below learning_rate", "not_below")
+    if kind == "OneCycle" and (others := own_rates(arguments)):
+        problem = f"'{kind}', but there is also a {others[0]}, and this schedule gives all parameters the same rate"
+        yield Fault(f"{where}.lr_scheduler_type", problem, "use another schedule, or remove the other key", "exclusive")
     if kind in ("constant", "OneCycle") and (arguments.warmup_steps or arguments.warmup_ratio):
         warmup = (
             f"warmup_steps is {arguments.warmup_steps}"
@@ -618,13 +643,13 @@ def _router_loss(name: str, role: LearnerConfig, shape: ModelShape | None) -> It
         yield Fault(where, problem, "set only one of the two", "exclusive")
 
 
-def _expert_dropout(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterator[Fault]:
-    given = role.model_args
-    if shape and shape.experts and given.lora_target == "all-linear" and given.lora_dropout:
+def _expert_adapter(name: str, role: LearnerConfig, shape: ModelShape | None) -> Iterator[Fault]:
+    given, remedy = role.model_args, "set lora_target to q_proj,k_proj,v_proj,o_proj"
+    if not (shape and shape.experts and given.lora_target == "all-linear"):
+        return
+    if given.lora_dropout:
         problem = f"{given.lora_dropout:g}, but lora_target all-linear adapts experts, where PEFT has no dropout"
-        yield Fault(
-            f"{name}.model_args.lora_dropout",
-            problem,
-            "set it to 0, or set lora_target to q_proj,k_proj,v_proj,o_proj",
-            "not_supported",
-        )
+        yield Fault(f"{name}.model_args.lora_dropout", problem, f"set it to 0, or {remedy}", "not_supported")
+    for key, value in variants(given).items():
+        problem = f"{value}, but lora_target all-linear adapts experts, where PEFT has no such adapter"
+        yield Fault(f"{name}.model_args.{key}", problem, f"remove it, or {remedy}", "not_supported")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def read_lock(path: Path) -> ExtensionLock | None:
     place, owner = _recorded(path.parent)
     if lock.st_uid == os.geteuid() and (place == _place() if place else _is_private(path)):
         return ExtensionLock(path, None)
-    if time.time() - _last_change(path.parent) > LONGEST_COMPILATION:
+    if _now_in(path.parent.parent) - _last_change(path.parent) > LONGEST_COMPILATION:
         return ExtensionLock(path, None)
     unseen = (
         f"{owner} on {place}"
@@ -225,8 +226,21 @@ def _is_private(path: Path) -> bool:
     return mount.mountpoint == "/" or os.readlink("/proc/self/ns/pid") == FIRST_NAMESPACE
 
 
+def _now_in(cache: Path) -> float:
+    """Return the present by the clock that stamps new files in a cache: on a share it may be that of another host."""
+    probe = cache / f".clock-{secrets.token_hex(8)}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+
+
 def _last_change(folder: Path) -> float:
-    """Return the time of the last change in a folder, in seconds since the epoch."""
+    """Return the time of the last change in a folder, by the clock that stamps its files."""
     changes = [folder.stat().st_mtime]
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):

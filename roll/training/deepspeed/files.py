@@ -283,11 +283,18 @@ def _load_universal(engine: Any, folder: Path) -> None:
         engine._config.load_universal_checkpoint = False
     # Under ZeRO-3, DeepSpeed gives all groups the settings of the first one and makes all states share one step
     # counter. Undo both.
-    for group, weight_decay in zip(optimizer.param_groups, own, strict=True):
-        group["weight_decay"] = weight_decay
+    schedule = engine.lr_scheduler
+    # The schedules of DeepSpeed do not restore the rates that they computed last.
+    rates = schedule.get_last_lr() if hasattr(schedule, "base_lrs") else schedule.get_lr()
+    for group, weight_decay, rate in zip(optimizer.param_groups, own, rates, strict=True):
+        group["weight_decay"], group["lr"] = weight_decay, rate
     for state in optimizer.state.values():
         if isinstance(state.get("step"), Tensor):
             state["step"] = state["step"].clone()
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of Adam's moments, which DeepSpeed looks up when it converts states."""
 
 
 def to_universal(checkpoint: Path, out: Path) -> None:
@@ -295,7 +302,8 @@ def to_universal(checkpoint: Path, out: Path) -> None:
 
     Raises:
         CheckpointError: the checkpoint was written with ZeRO-0 (which does not shard states), with tensor parallelism,
-            or with optimizer states on NVMe; or a file would execute code when loaded.
+            with optimizer states on NVMe, or by an optimizer without Adam's two moments; or a file would execute code
+            when loaded.
     """
     _check_whole_layers(checkpoint)
     if zero_stage(checkpoint) == 0:
@@ -304,16 +312,23 @@ def to_universal(checkpoint: Path, out: Path) -> None:
             f"of these stages"
         )
     # More than one worker would hang: workers are forked while torch's threads are running.
-    arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
-    with nothing_runs(checkpoint):
-        ds_to_universal.main(
-            Namespace(
-                input_folder=str(checkpoint / TAG),
-                output_folder=str(out / UNIVERSAL),
-                inject_missing_state=True,
-                **arguments,
-            )
-        )
+    arguments: dict[str, Any] = {
+        "num_extract_workers": 1,
+        "num_merge_workers": 1,
+        "keep_temp_folder": False,
+        "strict": True,
+    }
+    arguments |= {"input_folder": str(checkpoint / TAG), "output_folder": str(out / UNIVERSAL)}
+    try:
+        with nothing_runs(checkpoint):
+            ds_to_universal.main(Namespace(inject_missing_state=True, **arguments))
+    except KeyError as error:
+        if error.args[0] not in MOMENTS:
+            raise
+        raise CheckpointError(
+            f"{checkpoint} was written by an optimizer other than AdamW, and DeepSpeed converts only Adam's two "
+            f"moments: resume the run on the same number of ranks"
+        ) from error
     (out / "latest_universal").unlink(missing_ok=True)
 
 

@@ -36,6 +36,7 @@ from roll.system.own_folder import own_folder, remove_ownerless
 from roll.system.signs import announce
 from roll.training.deepspeed.experts import expert_group, total_norm
 from roll.training.deepspeed.extension_locks import turn_to_compile
+from roll.training.deepspeed.muon import Muon, is_hidden
 from roll.training.deepspeed.settings import DeepSpeedConfig
 from roll.weight_sync.meeting import meet, own_place
 from roll.weight_sync.store import open_store
@@ -126,18 +127,25 @@ def is_matrix(parameter: nn.Parameter) -> bool:
     return len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
 
 
+def adapter_rate(name: str, parameter: nn.Parameter, training: TrainingConfig) -> float:
+    """Return the learning rate of an adapter's parameter. As in PEFT's LoRA+, vectors have that of the matrices B."""
+    own = training.lora_learning_rate
+    rate = training.learning_rate if own is None else own
+    is_fast = "lora_B" in name or not is_matrix(parameter)
+    return rate * (training.loraplus_lr_ratio or 1.0) if is_fast else rate
+
+
 def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[str, Any]]:
     """Group the trained parameters by learning rate and weight decay.
 
-    Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rate. There are no
+    Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rates. There are no
     empty groups, because DeepSpeed cannot partition them. Experts that ranks divide among them have groups of their
     own, with DeepSpeed's mark, because their states are sharded over other ranks.
     """
     groups: dict[tuple[float, float, str | None], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            own = training.lora_learning_rate if "lora_" in name else None
-            rate = training.learning_rate if own is None else own
+            rate = training.learning_rate if "lora_" not in name else adapter_rate(name, parameter, training)
             decay = training.weight_decay if is_matrix(parameter) else 0.0
             groups.setdefault((rate, decay, getattr(parameter, "group_name", None)), []).append(parameter)
     return [
@@ -192,36 +200,6 @@ class Adagrad(Optimizer):
                     state["sum"] = torch.zeros_like(parameter)
                 state["sum"].addcmul_(gradient, gradient)
                 parameter.addcdiv_(gradient, state["sum"].sqrt().add_(group["eps"]), value=-group["lr"])
-
-
-class Muon(Optimizer):
-    """Combines torch's Muon for some groups (https://kellerjordan.github.io/posts/muon/) with torch's AdamW for the
-    others.
-
-    Muon's updates are scaled to the size of AdamW's (https://arxiv.org/abs/2502.16982), so that both can use the same
-    learning rate.
-    """
-
-    def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
-        """Create the optimizer. Groups with a true `hidden` use Muon, the others AdamW."""
-        self._parts: list[Optimizer] = []
-        if hidden := [group for group in params if group["hidden"]]:
-            self._parts.append(torch.optim.Muon(hidden, lr=lr, adjust_lr_fn="match_rms_adamw"))
-        if others := [group for group in params if not group["hidden"]]:
-            self._parts.append(torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps))
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Perform one update."""
-        for part in self._parts:
-            # Pass on the current groups and states: loading a checkpoint replaces them, and DeepSpeed puts master
-            # weights into the groups.
-            part.state = self.state
-            part.param_groups = [
-                group for group in self.param_groups if group["hidden"] == isinstance(part, torch.optim.Muon)
-            ]
-            part.step()
 
 
 def finite_only(kind: type[Optimizer], experts_over: ProcessGroup | None = None) -> type[Optimizer]:
@@ -323,7 +301,7 @@ def _adagrad(model: nn.Module, training: TrainingConfig, place: Place) -> Optimi
 def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
     """Build Muon for the matrices of decoder layers, and AdamW for the embedding, the head and all vectors."""
     matrices = {
-        id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if parameter.ndim == 2
+        id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if is_hidden(parameter)
     }
     groups = []
     for group in parameter_groups(model, training):
@@ -331,7 +309,8 @@ def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer
             if chosen := [parameter for parameter in group["params"] if (id(parameter) in matrices) == hidden]:
                 groups.append(group | {"params": chosen, "hidden": hidden})
     betas = (training.adam_beta1, training.adam_beta2)
-    return place.kind(Muon)(groups, lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
+    settings: dict[str, Any] = {"lr": training.learning_rate, "betas": betas, "eps": training.adam_epsilon}
+    return place.kind(Muon)(groups, **settings, device=place.rank.device)  # pyright: ignore[reportCallIssue]
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingConfig, Place], Optimizer]] = {
@@ -424,8 +403,8 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
 
 
 def gather_whole_layers(causal: PreTrainedModel) -> None:
-    """Make ZeRO-3 gather all parameters of a decoder layer before the layer runs, because compiled code cannot run
-    hooks inside it.
+    """Make ZeRO-3 gather all parameters of a decoder layer before the layer runs: compiled code cannot run hooks inside
+    it, and no hook runs for weights that are read without calling their module.
 
     DeepSpeed then reduces a layer's gradients as soon as the gradient of the layer's input is ready. If the input has
     no gradient, for example after a frozen embedding, torch would trigger the reduction before the layer's own

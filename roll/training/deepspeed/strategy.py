@@ -75,6 +75,7 @@ from roll.system.signs import announce
 from roll.training.deepspeed.experts import WholeExperts, clip_whole_norm, expert_group, share_experts
 from roll.training.deepspeed.files import TAG, load, load_states, random_file
 from roll.training.deepspeed.finite import FiniteWatch
+from roll.training.deepspeed.muon import divide_matrices
 from roll.training.deepspeed.settings import TrainSettings
 from roll.training.deepspeed.setup import (
     compiling_in_turn,
@@ -370,6 +371,7 @@ class DeepSpeedTrain:
                 model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
             )[0]
         undo_first_step(self._engine)
+        divide_matrices(self._engine)
         if self._divisors > 1:
             clip_whole_norm(self._engine, settings.max_grad_norm, expert_group(self._divisors))
         self._model, self._optimizer = model, optimizer
@@ -400,8 +402,9 @@ class DeepSpeedTrain:
             gather_whole_experts(causal)
         if compiled:
             compile_layers(causal)
-            if self._shards_at_load:
-                gather_whole_layers(causal)
+        # DoRA reads the weights of an adapted layer without calling their modules.
+        if self._shards_at_load and (compiled or model_args.use_dora):
+            gather_whole_layers(causal)
 
     def _watch_memory(self) -> tuple[MemoryGuard, AutoCheckpointing | None]:
         model_args, causal, rank = self._settings.model_args, self._model.causal, self._rank

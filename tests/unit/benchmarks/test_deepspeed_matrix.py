@@ -17,7 +17,7 @@ def ran(difference: float) -> Said:
     return Said("a machine", difference)
 
 
-@pytest.mark.parametrize(("device", "precisions", "others"), [("cpu", 2, 8 + 1 + 4 + 4), ("cuda", 1, 4 + 6 + 4 + 6)])
+@pytest.mark.parametrize(("device", "precisions", "others"), [("cpu", 2, 12 + 4 + 4), ("cuda", 1, 4 + 6 + 4 + 6)])
 def test_matrix_cells_are_all_combinations_once(device: str, precisions: int, others: int) -> None:
     every = cells(device)
     assert len(set(every)) == len(every) == 6 * 8 * precisions * 2 + others

@@ -9,7 +9,7 @@ import pytest
 
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import place
-from roll.config.plan.memory import estimate
+from roll.config.plan.memory import estimate, moments
 from roll.config.schema.roles import ActorInferConfig, ActorTrainConfig, CriticConfig, ReferenceConfig
 from roll.system.sizes import GIB
 
@@ -113,6 +113,27 @@ def test_lora_trains_only_its_adapters(shape: ModelShape) -> None:
     assert held["optimizer"] == 12 * adapters // 4
     assert held["gradients"] == 2 * adapters // 4
     assert held["weights"] == 2 * (PUBLISHED_QWEN_7B + adapters) // 4
+
+
+def test_lora_variants_have_norms_and_first_factors(shape: ModelShape) -> None:
+    adapters = shape.adapter_parameters("q_proj,v_proj", 8)
+    norms = 28 * (3584 + 512)
+    dora = states(trainer(2, 4, lora_target="q_proj,v_proj", lora_rank=8, use_dora=True), shape)
+    assert dora["optimizer"] == 12 * (adapters + norms) // 4
+    assert dora["weights"] == 2 * (PUBLISHED_QWEN_7B + adapters + norms)
+    plain = trainer(3, 4, lora_target="q_proj,v_proj", lora_rank=8)
+    pissa = trainer(3, 4, lora_target="q_proj,v_proj", lora_rank=8, init_lora_weights="pissa")
+    assert pissa.model_args.sent_rank == 16
+    with_buffers, without = (
+        estimate(place("actor_train", role, 6144), role, shape, 6144).device["buffers"] for role in (pissa, plain)
+    )
+    assert with_buffers - without == 2 * adapters
+
+
+def test_optimizers_have_their_own_moments(shape: ModelShape) -> None:
+    ends = 2 * 152064 * 3584
+    assert moments("muon", shape) * PUBLISHED_QWEN_7B == pytest.approx(4 * (PUBLISHED_QWEN_7B + ends))
+    assert [moments(name, None) for name in ("adamw", "muon", "lion", "adagrad", "adamw_8bit")] == [8, 4, 4, 4, 2]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from deepspeed.checkpoint import ds_to_universal
 
 from roll.errors import CheckpointError
 from roll.training.deepspeed.files import (
@@ -56,4 +58,16 @@ def test_states_on_nvme_are_not_converted(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="on NVMe: resume"):
         trained_weights(folder, as_held=False)
     with pytest.raises(CheckpointError, match="on NVMe: resume"):
+        to_universal(folder, tmp_path / "out")
+
+
+def test_states_without_adams_moments_are_not_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path, swapped=False)
+    torch.save({"optimizer_state_dict": {"zero_stage": 2}}, folder / TAG / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+
+    def convert(_: object) -> None:
+        raise KeyError("exp_avg")
+
+    monkeypatch.setattr(ds_to_universal, "main", convert)
+    with pytest.raises(CheckpointError, match="other than AdamW.*same number of ranks"):
         to_universal(folder, tmp_path / "out")

@@ -153,6 +153,20 @@ def test_where_a_process_may_be_elsewhere_age_decides(folder: Path, monkeypatch:
         assert not lock.exists()
 
 
+@pytest.mark.parametrize("hours", [-24, -1, 2, 24])
+def test_age_is_that_of_the_shares_clock(hours: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = folder / LOCK
+    lock.touch()
+    on_network_mount(monkeypatch)
+    own = lock.stat().st_mtime + 3600 * hours
+    monkeypatch.setattr(module.time, "time", lambda: own)
+    found = read_lock(lock)
+    assert found and found.holder, "another host compiles, whatever time it is here"
+    age(folder, LONGEST_COMPILATION + 60)
+    assert read_lock(lock) == module.ExtensionLock(lock, None)
+    assert not list(folder.parent.glob(".clock-*"))
+
+
 def test_lock_of_other_user_is_judged_by_age(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = folder / LOCK
     lock.touch()

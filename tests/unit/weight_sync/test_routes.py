@@ -13,16 +13,16 @@ def role(name: str, *devices: tuple[int, ...]) -> RolePlan:
 
 
 def test_on_one_host_files_reach_every_engine() -> None:
-    found = find_routes(role("actor_train", (), ()), role("actor_infer", (), ()), 8, 1, range(2))
+    found = find_routes(role("actor_train", (), ()), role("actor_infer", (), ()), 8, lambda engine: True, range(2))
     assert found.to == dict.fromkeys(range(2), Route(Transport.FILE, True))
     assert found.broadcast_size == 0 and found.shared == [False, False]
 
 
 def test_engines_on_other_cpu_hosts_receive_broadcast() -> None:
-    found = find_routes(role("actor_train", ()), role("actor_infer", (), (), ()), 8, 2, [2, 1])
+    found = find_routes(role("actor_train", ()), role("actor_infer", (), (), ()), 8, lambda engine: engine == 2, [2, 1])
     assert found.to == {1: Route(Transport.BROADCAST, False, 1), 2: Route(Transport.BROADCAST, True, 2)}
     assert found.broadcast_size == 3
-    alone = find_routes(role("actor_train", ()), role("actor_infer", (), (), ()), 8, 2, [2])
+    alone = find_routes(role("actor_train", ()), role("actor_infer", (), (), ()), 8, lambda engine: engine == 2, [2])
     assert alone.to == {2: Route(Transport.FILE, True)}, "the other engine left, so files reach all"
 
 
@@ -55,7 +55,7 @@ def test_broadcast_workers_have_consecutive_ranks(width: int) -> None:
 
 def test_excluded_engine_leaves_no_gap_in_broadcast() -> None:
     train, infer = role("actor_train", (0,)), role("actor_infer", (0,), (1,), (2,), (3,))
-    found = find_routes(train, infer, 8, 1, [3, 1])
+    found = find_routes(train, infer, 8, lambda engine: True, [3, 1])
     assert found.to == {1: Route(Transport.BROADCAST, True, 1), 3: Route(Transport.BROADCAST, True, 2)}
     assert found.broadcast_size == 3
     assert found.shared == [False], "the only engine that shares the trainer's device is left out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -227,6 +228,23 @@ def test_head_that_continues_is_not_stopped(tmp_path: Path, monkeypatch: pytest.
 
         assert asyncio.run(work())
         assert process.poll() is None
+
+
+def test_unreached_head_of_joined_cluster_ends_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "LOOK_EVERY", limits.LOOK)
+    monkeypatch.setattr(cluster, "HEAD_SECONDS", 10 * limits.LOOK)
+    door = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{door.getsockname()[1]}"
+    session = cluster.ClusterSession(tmp_path, tmp_path, tmp_path, joined=address)
+
+    async def work() -> None:
+        async with session.watched():
+            await asyncio.to_thread(lambda: [door.accept() for _ in range(20)])
+            door.close()
+            await asyncio.sleep(limits.CALL)
+
+    with pytest.raises(cluster.ClusterUnavailable, match=f"RAY_ADDRESS: .*{address}"):
+        asyncio.run(work())
 
 
 def test_failure_under_watch_keeps_its_cause(tmp_path: Path) -> None:

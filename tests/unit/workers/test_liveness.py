@@ -48,6 +48,9 @@ class Machine:
             raise TimeoutError
         return {pid: finding for pid, finding in self.findings.items() if pid in pids}
 
+    def address(self, node_id: str | None) -> str:
+        return f"10.0.0.{node_id}"
+
     async def end_family(self, node_id: str | None, pid: int) -> None:
         self.ended.append((node_id, pid))
 
@@ -91,6 +94,17 @@ def test_short_stop_and_silent_node_raise_no_alarm() -> None:
     assert looks(watch, 20) == []
     machine.is_silent, group.ranks = False, []
     assert looks(watch, 20) == []
+
+
+def test_silent_host_is_reported_once_and_when_back(caplog: pytest.LogCaptureFixture) -> None:
+    machine, watch = watching(Group())
+    machine.is_silent = True
+    looks(watch, 5)
+    assert not caplog.messages, "its probe may still be starting"
+    for is_silent, count in ((False, 1), (True, 1), (False, 1), (True, 5), (False, 2)):
+        machine.is_silent = is_silent
+        looks(watch, count)
+    assert caplog.messages == ["host 10.0.0.far does not answer", "host 10.0.0.far answers again"]
 
 
 def test_dead_process_is_reported_if_once_seen() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ActorUnschedulableError, RayActorError
 
 from roll.config.derived.placement import RolePlan
-from roll.errors import ConfigError
+from roll.errors import ConfigError, WorkerDied
 from roll.ray.cluster import check_gpus
-from roll.ray.placement import gpu_nodes, worker_placements
+from roll.ray.group import WorkerGroup
+from roll.ray.placement import NodePlaces, WorkerPlacement, gpu_nodes, worker_placements
 
 
 def node(address: str, gpus: int, alive: bool = True) -> dict[str, Any]:
@@ -49,6 +52,50 @@ def test_devices_are_ordered_by_numeric_node_address(
 def test_addresses_may_be_of_version_6(nodes: list[dict[str, Any]]) -> None:
     nodes += [node("fd00::10", 1), node("fd00::9", 1)]
     assert gpu_nodes() == ["node at fd00::9", "node at fd00::10"]
+
+
+def test_devices_keep_numbers_when_a_node_dies(nodes: list[dict[str, Any]]) -> None:
+    nodes += [node(f"10.0.0.{number}", 4) for number in (2, 3, 4)]
+    places, plan = NodePlaces(2), RolePlan("actor_train", "deepspeed_train", ((0,), (4,)))
+    first, second = worker_placements(plan, 4, {}, places=places)
+    nodes[0]["Alive"] = False
+    assert places.living(second) == second, "its node lives, so another role may use the devices there"
+    assert places.living(first).node_id == "node at 10.0.0.4", "the plan left this node free"
+    nodes[2]["Alive"] = False
+    lost = places.living(first)
+    assert lost.node_id == "node at 10.0.0.4" and lost.local_devices == (0,)
+    nodes += [node("10.0.0.1", 4)]
+    after = worker_placements(plan, 4, {}, places=places)
+    assert [place.node_id for place in after] == ["node at 10.0.0.1", "node at 10.0.0.3"]
+
+
+def test_cpu_ranks_leave_a_lost_host(nodes: list[dict[str, Any]]) -> None:
+    nodes += [node(f"10.0.0.{number}", 0) for number in (1, 2, 3)]
+    places, plan = NodePlaces(), RolePlan("rewards.math", "reward", ((),) * 3)
+    before = worker_placements(plan, 8, {}, places=places)
+    nodes[1]["Alive"] = False
+    assert [places.living(place).node_id for place in before] == [f"node at 10.0.0.{host}" for host in (1, 3, 3)]
+    nodes += [node("10.0.0.4", 0)]
+    assert places.living(before[1]).node_id == "node at 10.0.0.4"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ActorUnschedulableError("the node does not exist any more"), "the node does not exist any more"),
+        (RayActorError(error_msg="the actor's node was terminated unexpectedly: no heartbeats"), "no heartbeats"),
+    ],
+)
+def test_a_lost_host_is_named(
+    error: Exception, why: str, nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes += [node("10.0.0.7", 0, alive=False)]
+    group: Any = WorkerGroup("actor_train", [], tmp_path, tmp_path / "record", blocking=True)
+    monkeypatch.setattr(group, "_placements", [WorkerPlacement("node at 10.0.0.7", "cpu", {})])
+    monkeypatch.setattr(group, "_logs", [tmp_path / "actor_train-0.log"])
+    failure = group._failure([(0, error)])
+    assert isinstance(failure, WorkerDied), "a loss, so that the role is restarted"
+    assert f"its host 10.0.0.7 is lost: {why}" in str(failure)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,141 @@
+"""Strikes hosts of a run: `python benchmarks/hosts.py [FAULT ...] [--world FOLDER]`, as root.
+
+The hosts are namespaces of this machine, joined by a bridge (see tests/hosts/lab.py). Each row of the printed table is
+one run of the tiny task; without a FAULT, all of them are run. Ray's ranks on the CPU are placed in turn, the first of
+each role on the driver's host, which is also Ray's head.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.faults import prepare
+from benchmarks.host_runs import Struck, strike
+from tests.hosts.lab import WORK, Lab, missing
+
+TRAINER = {"actor_train.world_size": 2}
+ENGINE = {"actor_infer.world_size": 2}
+WHOLE = {**ENGINE, "weight_sync.lora": "merged", "weight_sync.bucket_mib": 1}
+REWARDS = {"rewards.arithmetic.world_size": 2}
+
+
+def die(made: Lab, _: Path) -> None:
+    """End the second host as a power failure does: no connection is closed."""
+    made.cut(made.hosts[1])
+    made.hosts[1].die()
+
+
+def lose_head(made: Lab, _: Path) -> None:
+    """Kill Ray's GCS on the first host, as if another host than the driver's had held it and died."""
+    for pid in made.hosts[0].processes():
+        if Path(f"/proc/{pid}/comm").read_text().startswith("gcs_server"):
+            os.kill(pid, 9)
+
+
+def freeze(seconds: float | None) -> Callable[[Lab, Path], None]:
+    """Return a fault that stops the second host's processes for some seconds, None for ever."""
+
+    def fault(made: Lab, _: Path) -> None:
+        made.hosts[1].freeze()
+        if seconds is not None:
+            time.sleep(seconds)
+            made.hosts[1].freeze(still=False)
+
+    return fault
+
+
+def cut(seconds: float) -> Callable[[Lab, Path], None]:
+    """Return a fault that cuts the second host off for some seconds."""
+
+    def fault(made: Lab, _: Path) -> None:
+        made.cut(made.hosts[1])
+        time.sleep(seconds)
+        made.cut(made.hosts[1], off=False)
+
+    return fault
+
+
+def fill(number: int) -> Callable[[Lab, Path], None]:
+    """Return a fault that fills the disk of a host, where Ray, compilers and, on the driver's, the run write."""
+
+    def fault(made: Lab, _: Path) -> None:
+        made.hosts[number].run("bash", "-c", "cat /dev/zero > /tmp/filled", check=False)
+
+    return fault
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table."""
+
+    fault: str
+    role: str
+    """The role that is hit."""
+    overrides: Mapping[str, object]
+    strike: Callable[[Lab, Path], None]
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Further arguments of `strike`."""
+
+
+SMALL_DISK = {"folder": WORK, "disk": "900m"}
+CASES = {
+    "death-trainer": Case("host died", "a rank of the trainer", TRAINER, die),
+    "death-engine": Case("host died", "an engine, adapter", ENGINE, die),
+    "death-whole": Case("host died", "an engine, whole weights", WHOLE, die),
+    "death-rewards": Case("host died", "a worker of rewards", REWARDS, die),
+    "head": Case("Ray's head died", "none", {**ENGINE, "max_steps": 80}, lose_head),
+    "freeze-engine": Case("host frozen for 20 s", "an engine, whole weights", WHOLE, freeze(20)),
+    "freeze-trainer": Case("host frozen for 20 s", "a rank of the trainer", TRAINER, freeze(20)),
+    "frozen-engine": Case("host frozen for ever", "an engine, whole weights", WHOLE, freeze(None)),
+    "frozen-trainer": Case("host frozen for ever", "a rank of the trainer", TRAINER, freeze(None)),
+    "cut-5": Case("network cut for 5 s", "an engine, whole weights", WHOLE, cut(5)),
+    "cut-30": Case("network cut for 30 s", "an engine, whole weights", WHOLE, cut(30)),
+    "cut-30-trainer": Case("network cut for 30 s", "a rank of the trainer", TRAINER, cut(30)),
+    "cut-300": Case("network cut for 300 s", "an engine, whole weights", WHOLE, cut(300)),
+    "cut-300-trainer": Case("network cut for 300 s", "a rank of the trainer", TRAINER, cut(300)),
+    "disk": Case("disk full on the other host", "an engine, whole weights", WHOLE, fill(1), SMALL_DISK),
+    "disk-driver": Case("disk full on the driver's host", "an engine, whole weights", WHOLE, fill(0), SMALL_DISK),
+}
+
+
+def row(case: Case, struck: Struck) -> str:
+    """Return a line of the table."""
+    outcome = {0: "healed", None: "hangs"}.get(struck.status, "ended")
+    noticed = "not said" if struck.noticed is None else f"{struck.noticed:.0f} s"
+    left = "; ".join(f"{host}: {', '.join(found)}" for host, found in struck.left.items() if found) or "nothing"
+    parts = (case.fault, case.role, f"{outcome} after {struck.ended:.0f} s", noticed, str(struck.status))
+    return f"| {' | '.join(parts)} | {struck.last_line.strip()} | {left} |"
+
+
+def main() -> int:
+    """Print a line of the table for each case. Return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", nargs="*", choices=[*CASES, []], metavar="FAULT", help=", ".join(CASES))
+    parser.add_argument("--world", type=Path, default=Path("output/benchmark-hosts"), help="folder of model and runs")
+    given = parser.parse_args()
+    if why := missing():
+        print(why, file=sys.stderr)
+        return 2
+    prepare(given.world)
+    print(
+        "| fault | role hit | outcome | noticed | status | last line | left |\n|---|---|---|---|---|---|---|",
+        flush=True,
+    )
+    for name in given.faults or CASES:
+        case, run = CASES[name], f"{name}-{int(time.time())}"
+        struck = strike(given.world.absolute(), run, case.overrides, case.strike, **case.options)
+        (given.world / f"{run}.txt").write_text("\n".join(struck.said))
+        print(row(case, struck), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
