@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -74,7 +74,9 @@ class ActorInfer:
         rollout_seconds: float,
         sync_seconds: float,
         start_seconds: float,
+        answers: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
+        """`answers` waits until the server of an engine answers; see `EnginePool`."""
         self._group, self._running = group, running
         self._rollout_seconds, self._sync_seconds = rollout_seconds, sync_seconds
         self._asked = 0
@@ -82,7 +84,7 @@ class ActorInfer:
         self._open: set[_Request] = set()
         self._waiting: deque[_Request] = deque()
         self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # the engine of each session's last request
-        self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed)
+        self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed, answers)
 
     async def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None

@@ -32,8 +32,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -179,6 +180,8 @@ class Running:
 
 RESTARTS = RestartBudget(most=5)
 """Bounds the restarts of one engine in a run. If it dies once more, it is retired."""
+RETURNS = RestartBudget(most=sys.maxsize)
+"""Bounds the returns of a server outside the run: it may leave the pool and return as often as it likes."""
 MOST_LATE = 3
 """Number of consecutive late requests after which an engine counts as dead."""
 
@@ -225,9 +228,11 @@ class _Engine:
 class EngineHealth:
     """The states of all engines of a role, by number."""
 
-    def __init__(self, engines: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, engines: int, clock: Callable[[], float] = time.monotonic, restarts: RestartBudget = RESTARTS
+    ) -> None:
         """Start with healthy engines. `clock` returns seconds."""
-        self._engines, self._clock = [_Engine() for _ in range(engines)], clock
+        self._engines, self._clock, self._restarts = [_Engine() for _ in range(engines)], clock, restarts
 
     def state(self, engine: int) -> EngineState:
         """Return the state of one engine."""
@@ -288,7 +293,7 @@ class EngineHealth:
             alike = NUMBER.sub("#", exception)
             found.repeated = None if found.has_answered else found.exceptions.get(alike)
             found.exceptions.setdefault(alike, cause or exception)
-        is_last = found.repeated is not None or RESTARTS.delay(found.restarts, self._clock()) is None
+        is_last = found.repeated is not None or self._restarts.delay(found.restarts, self._clock()) is None
         found.state = EngineState.RETIRED if is_last else EngineState.DEAD
         return True
 
@@ -328,20 +333,24 @@ class EnginePool:
         start_seconds: float,
         takes_weights: bool,
         changed: Callable[[], None],
+        answers: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
             start_seconds: deadline of each part of a restart.
             takes_weights: whether a restarted engine must receive the policy's weights in a sync before it serves.
             changed: called when the state of an engine has changed or `failure` was set.
+            answers: waits until the server of an engine answers, if the engines are servers outside the run. If one
+                has not answered for `start_seconds` and no other is present, `failure` is set.
         """
+        self._answers = answers
         self._group, self._start_seconds, self._takes_weights, self._changed = (
             group,
             start_seconds,
             takes_weights,
             changed,
         )
-        self._health = EngineHealth(len(group))
+        self._health = EngineHealth(len(group), restarts=RESTARTS if answers is None else RETURNS)
         self._restarting: dict[int, asyncio.Task[None]] = {}
         self._probing: asyncio.Task[None] | None = None
         self._may_restart = asyncio.Event()
@@ -496,7 +505,7 @@ class EnginePool:
         """Note a death. `raised`: the cause is an exception already; a kill or a silence may be an accident."""
         fault = FAULT.search(cause)
         exception = cause if raised else fault and fault[0]
-        if root := root_cause(self._group.printed(engine)):
+        if self._answers is None and (root := root_cause(self._group.printed(engine))):
             exception, cause = root, f"{root}; {cause}"
         self._health.died(engine, exception, cause)
         role, restarts = self._group.role, self._health.restarts(engine)
@@ -516,6 +525,8 @@ class EnginePool:
                 cause,
                 restarts,
             )
+        elif self._answers is not None:
+            LOG.warning("%s rank %d leaves the pool: %s. It returns when its server answers", role, engine, cause)
         else:
             LOG.warning("%s rank %d died: %s. It restarts (%d of %d)", role, engine, cause, restarts + 1, RESTARTS.most)
 
@@ -524,6 +535,7 @@ class EnginePool:
             # A sync holds back restarts, and would wait for calls that vLLM no longer answers without its own process.
             await self._group.kill_rank(engine)
             while self._health.state(engine) is EngineState.DEAD:
+                await self._server_answers(engine)
                 await self._may_restart.wait()
                 self._health.restarting(engine)
                 try:
@@ -540,6 +552,19 @@ class EnginePool:
         except Exception as error:
             self.failure = error
         self._notify_engines()
+
+    async def _server_answers(self, engine: int) -> None:
+        """Wait until an engine's server answers, if it has one. Raises WorkerLate if no server is left."""
+        answered = self._answers is None
+        while self._answers is not None and not answered:
+            try:
+                async with asyncio.timeout(self._start_seconds):
+                    await self._answers(engine)
+                    answered = True
+            except TimeoutError:
+                if not self._health.in_states(PRESENT):
+                    said = f"no server has answered for {self._start_seconds:.0f} s (deadlines.start)"
+                    raise WorkerLate(self._group.role, engine, said) from None
 
     def _last_death(self, engine: int, cause: str) -> WorkerDied:
         """Return the failure of a run whose engines are all retired: an exception that no restart helps comes first."""

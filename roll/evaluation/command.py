@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from roll.config.schema.strategies import strategy_names
+from roll.config.schema.strategies import serving_names
 from roll.evaluation.request import Request
 from roll.system.command import run_command
 
@@ -144,7 +144,7 @@ def _add_engine(found: argparse.ArgumentParser) -> None:
     engine = found.add_argument_group("engine (the run's settings replace these defaults)")
     engine.add_argument(
         "--strategy",
-        choices=strategy_names("generate_settings"),
+        choices=serving_names(),
         help="engine (default: vllm if it is installed, else hf_infer)",
     )
     engine.add_argument(

@@ -25,6 +25,7 @@ from roll.config.schema.model import LORA_KEYS
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import HIDDEN
+from roll.config.schema.strategies import serving_names
 from roll.errors import ConfigError, Fault
 from roll.evaluation.request import Request
 from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run_config
@@ -271,6 +272,8 @@ def _engine(request: Request, run: Config | None) -> dict[str, Any]:
     if devices != own.get("device_mapping"):
         role = {key: value for key, value in role.items() if key not in ("device_mapping", "world_size")}
         role |= {"device_mapping": devices} if devices else {}
+    if role.get("strategy_args", {}).get("strategy_name") not in serving_names():
+        role = {key: value for key, value in role.items() if key not in ("strategy_args", "world_size")}
     if (
         request.strategy
         and role.get("strategy_args", {}).get("strategy_name") != request.strategy

@@ -97,7 +97,7 @@ def worker_placements(
     out = []
     for rank, devices in enumerate(role.devices):
         environment = rank_environment(rank, role.ranks, None if devices else threads) | dict(system_envs)
-        place = devices[0] // gpus_per_node if devices else rank
+        place = devices[0] // gpus_per_node if devices else 0 if role.is_outside else rank
         node = nodes[place] if devices else hosts[place % len(hosts)]
         out.append(
             WorkerPlacement(

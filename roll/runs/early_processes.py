@@ -57,7 +57,7 @@ def new_group(
     environment = {"TMPDIR": str(session.scratch)} | worker_environment(plan, config, system_envs)
     role = plan.roles[name]
     models = (plan.roles[model] for model in model_roles(config) if model in plan.roles)
-    cpu_ranks = sum(model.ranks for model in models if model.on_cpu)
+    cpu_ranks = sum(model.ranks for model in models if model.on_cpu and not model.is_outside)
     places = worker_placements(role, config.num_gpus_per_node, environment, cpu_ranks, session.places)
     record = session.shared_memory / f"{name}{RECORD}"
     return WorkerGroup[Any](name, places, session.logs, record, blocking, role.replica_size, session.places)

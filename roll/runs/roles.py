@@ -41,6 +41,7 @@ from roll.config.schema.roles import (
 )
 from roll.engines.actor_infer import ActorInfer
 from roll.engines.pool import Running, running_limits
+from roll.engines.servers import until_healthy
 from roll.models.load import load_policy
 from roll.models.packed import PackedPolicy
 from roll.models.value import load_values
@@ -176,7 +177,7 @@ class Roles:
         may_run = running(len(group), role.strategy_args.traits, config.max_running_samples)
         limits = config.deadlines
         actor_infer = self._colocated["actor_infer"] = ActorInfer(
-            group, may_run, limits.rollout, limits.weight_sync, limits.start
+            group, may_run, limits.rollout, limits.weight_sync, limits.start, answering(role.strategy_args.traits)
         )
         self._stack.push_async_callback(actor_infer.close)  # closed before the group
         return actor_infer
@@ -365,6 +366,12 @@ class Roles:
 def running(engines: int, traits: BackendTraits, most: int | None = None) -> Running:
     """Return the tracker of the engines' running samples. Its limit is `most` in total, or the engines' own limits."""
     return Running(running_limits(engines, most, traits.most_requests), engines)
+
+
+def answering(traits: BackendTraits) -> Callable[[int], Awaitable[None]] | None:
+    """Return the wait for an engine's server; None if the engines are in the run."""
+    servers = traits.servers
+    return None if servers is None else lambda engine: until_healthy(servers[engine])
 
 
 def aggregation(config: Config) -> str:

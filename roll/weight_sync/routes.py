@@ -13,6 +13,9 @@ from enum import StrEnum
 
 from roll.config.derived.placement import RolePlan
 
+BACKEND = "roll"
+"""Name of roll's plug-in among vLLM's weight-transfer backends."""
+
 
 class Transport(StrEnum):
     """The way in which a bucket reaches an engine."""

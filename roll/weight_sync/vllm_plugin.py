@@ -13,7 +13,7 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from roll.system.signs import announce
 from roll.types import TensorSpec
 from roll.weight_sync.bucket import Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Rendezvous, Route, Transport
+from roll.weight_sync.routes import BACKEND, Rendezvous, Route, Transport
 from roll.weight_sync.transfer import BucketReader
 
 STAGES = {
@@ -66,7 +66,6 @@ def report_stages() -> None:
 
 
 LOG = logging.getLogger(__name__)
-BACKEND = "roll"
 CPU_ADAPTER = "roll.engines.vllm.cpu_adapter.OneAdapterCPU"
 """Class that applies LoRA adapters on the CPU, by the name by which vLLM imports it."""
 TEXT_MODEL = "language_model."
@@ -121,30 +120,6 @@ class BucketArrived(WeightTransferUpdateInfo):
             if self.path is None
             else Bucket(self.path, specs, self.checksum)
         )
-
-
-def route_as_plain(route: Route, rendezvous: Rendezvous | None) -> dict[str, Any]:
-    """Return the route and the rendezvous as arguments of `RouteOpened`."""
-    return {
-        "route": asdict(route) | {"transport": route.transport.value},
-        "rendezvous": None if rendezvous is None else asdict(rendezvous),
-    }
-
-
-def bucket_as_plain(bucket: Bucket | DeviceBucket) -> dict[str, Any]:
-    """Return the bucket as arguments of `BucketArrived`."""
-    specs = [[tensor.name, tensor.dtype, list(tensor.shape), tensor.nbytes] for tensor in bucket.tensors]
-    in_file = isinstance(bucket, Bucket)
-    return {
-        "tensors": specs,
-        "checksum": bucket.checksum,
-        "path": bucket.path if in_file else None,
-        "handles": {} if in_file else dict(bucket.handles),
-    }
-
-
-ABANDONED: dict[str, Any] = {"tensors": [], "checksum": "", "path": None, "handles": {}, "abandons": True}
-"""Arguments of the `BucketArrived` that lets an incomplete update end."""
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -375,6 +375,24 @@ CONTRADICTIONS = [
         "16",
         f"{ENGINE}.block_size",
     ),
+    (
+        ["num_gpus_per_node=8", "actor_infer.device_mapping=[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]"]
+        + ["actor_train.device_mapping=[0]", f"{ENGINE}.tensor_parallel_size=16"],
+        f"{ENGINE}.tensor_parallel_size",
+        "too_large",
+        "16 is more than num_gpus_per_node = 8",
+        "at most 8",
+    ),
+    *[
+        (
+            [f"{ENGINE}.engine_args.{key}=2"],
+            f"{ENGINE}.engine_args.{key}",
+            "not_supported",
+            "2, but an engine",
+            "tensor_parallel_size",
+        )
+        for key in ("pipeline_parallel_size", "nnodes")
+    ],
     *LOSSES,
     (["use_kl_loss=true", "kl_loss_coef=0.1"], "reference", "missing", "missing", "hf_infer"),
     (["use_kl_loss=true", "actor_train.model_args.lora_target=all-linear"], "kl_loss_coef", "no_effect", "0", "0.001"),

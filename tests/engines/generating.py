@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from roll.data.packing import concatenate
 from roll.engines.hf.settings import HfGenerateSettings
 from roll.engines.hf.strategy import HfGenerate
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
+from roll.engines.vllm_server.settings import VllmServerSettings
 from roll.models.export import adapter_config
 from roll.models.load import add_lora, load_causal_model
 from roll.models.packed import PackedPolicy, packed_inputs
@@ -26,6 +27,7 @@ from roll.types import Bools, Completion, Floats, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket, plan_buckets, write_adapter, write_bucket
 from roll.weight_sync.device import DeviceBucket
 from tests import limits
+from tests.engines.outside import serving_outside
 from tests.streams import whole
 
 Result = TypeVar("Result")
@@ -260,9 +262,13 @@ def flip_a_byte(bucket: Bucket) -> None:
     path.write_bytes(content)
 
 
-def make(name: str, model: Path) -> GenerateStrategy:
-    """Build the engine `vllm`, `vllm_recomputing`, `vllm_lora`, `hf` or `hf_lora` without starting it."""
+def make(name: str, model: Path, url: str = "") -> GenerateStrategy:
+    """Build the engine `vllm`, `vllm_recomputing`, `vllm_lora`, `vllm_server` (at `url`), `hf` or `hf_lora` without
+    starting it.
+    """
     rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
+    if name == "vllm_server":
+        return VllmServerSettings(str(model), MODEL_ARGS, (url,), MAX_MODEL_LEN, 64, keeps_kv_cache=True).build(rank)
     if name.startswith("hf"):
         return HfGenerateSettings(str(model), MODEL_ARGS).build(rank)
     engine = {"enforce_eager": True, "kv_cache_gib": 0.25, "max_num_seqs": 64}
@@ -282,9 +288,12 @@ def make(name: str, model: Path) -> GenerateStrategy:
 
 @contextmanager
 def running(name: str, model: Path, folder: Path) -> Iterator[Running]:
-    """Start an engine and yield it. Close it on exit."""
-    with asyncio.Runner() as runner:
-        engine = make(name, model)
+    """Start an engine and yield it. Close it on exit. A server is started, and ended, with it."""
+    with ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner())
+        sizes = (f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=64")
+        url = stack.enter_context(serving_outside(model, folder, *sizes)) if name == "vllm_server" else ""
+        engine = make(name, model, url)
         one = Running(engine, runner, policy(model), folder)
         one.wait(engine.start(), limits.START)
         try:

@@ -31,6 +31,15 @@ class OwnNeeds(Protocol):
 
 
 @runtime_checkable
+class OwnServices(Protocol):
+    """A block `strategy_args` whose backend is a service that runs already."""
+
+    def unready(self, name: str, role: RoleConfig, config: Config) -> Iterable[Fault]:
+        """Ask the service, and return faults of what it lacks. In a dry run they are only warnings."""
+        ...
+
+
+@runtime_checkable
 class OwnWarnings(Protocol):
     """A block `strategy_args` with keys that, for some roles, have no effect or another meaning."""
 
@@ -50,13 +59,14 @@ def backend_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fau
 
 
 def backend_needs(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
-    """Return faults of packages and kernels of the roles' backends that this machine lacks."""
-    return [
-        fault
-        for name, role in model_roles(config).items()
-        if isinstance(role.strategy_args, OwnNeeds)
-        for fault in role.strategy_args.missing(name, role, shapes.get(name))
-    ]
+    """Return faults of packages, kernels and services of the roles' backends that this machine lacks."""
+    faults = list[Fault]()
+    for name, role in model_roles(config).items():
+        if isinstance(role.strategy_args, OwnNeeds):
+            faults += role.strategy_args.missing(name, role, shapes.get(name))
+        if isinstance(role.strategy_args, OwnServices):
+            faults += role.strategy_args.unready(name, role, config)
+    return faults
 
 
 def backend_warnings(config: Config) -> list[str]:

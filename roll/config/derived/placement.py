@@ -31,6 +31,8 @@ class RolePlan:
     """Token budget of a micro-batch; None for roles without a budget."""
     replica_size: int = 1
     """Number of consecutive ranks that work on the same micro-batches."""
+    is_outside: bool = False
+    """Whether servers outside the run do its work. Its processes only talk to them, on the driver's host."""
 
     @property
     def ranks(self) -> int:
@@ -84,6 +86,9 @@ def generates(name: str, role: RoleConfig) -> bool:
 
 def ranks(role: RoleConfig) -> int:
     """Return the number of ranks of a role that has one device per rank."""
+    servers = role.strategy_args.traits.servers
+    if servers is not None:
+        return len(servers)
     return len(role.device_mapping) if role.device_mapping else role.world_size or 1
 
 
@@ -97,6 +102,8 @@ def place(name: str, role: RoleConfig, longest: int) -> RolePlan:
     batch = role.training_args.per_device_train_batch_size if isinstance(role, LearnerConfig) else role.infer_batch_size
     budget = role.max_tokens_per_microbatch or batch * longest if traits.batches_by_tokens else None
     strategy, size = role.strategy_args.strategy_name, traits.replica_size
+    if traits.servers is not None:
+        return RolePlan(name, strategy, ((),) * len(traits.servers), is_outside=True)
     if role.device_mapping is None:
         return RolePlan(name, strategy, ((),) * (role.world_size or 1), budget, size)
     width, mapping = traits.devices_per_rank, role.device_mapping
@@ -171,6 +178,12 @@ def placement_faults(config: Config) -> list[Fault]:
 def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     traits, mapping, where = role.strategy_args.traits, role.device_mapping, f"{name}.device_mapping"
     width, wide = traits.devices_per_rank, f"{name}.strategy_args.strategy_config.{traits.devices_key}"
+    if traits.servers is not None:
+        keys = {where: mapping, f"{name}.world_size": role.world_size}
+        problem = f"but {role.strategy_args.strategy_name} runs on the servers that base_urls lists"
+        return [
+            Fault(key, f"{value}, {problem}", "remove the key", "no_effect") for key, value in keys.items() if value
+        ]
     if mapping is None:
         faults = [_too_many(f"{name}.world_size", role.world_size)] if (role.world_size or 1) > MOST_RANKS else []
         return faults + (
@@ -205,6 +218,13 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
                 f"{name}.world_size", problem, "remove world_size, which is only for roles on the CPU", "contradiction"
             )
         )
+    if width > config.num_gpus_per_node:
+        problem = (
+            f"{width} is more than num_gpus_per_node = {config.num_gpus_per_node}, and an engine is one worker "
+            f"process, which sees the GPUs of its own node only"
+        )
+        remedy = f"give at most {config.num_gpus_per_node}, or set num_gpus_per_node if the nodes have more GPUs"
+        return [*faults, Fault(wide, problem, remedy, "too_large")]
     for engine_devices in place(name, role, 1).devices:
         nodes = sorted({device // config.num_gpus_per_node for device in engine_devices})
         if len(nodes) > 1:
@@ -216,7 +236,7 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
 
 def _sharing_faults(config: RlvrConfig) -> list[Fault]:
     train, infer = config.actor_train.device_mapping, config.actor_infer.device_mapping
-    if (train is None) != (infer is None):
+    if (train is None) != (infer is None) and config.actor_infer.strategy_args.traits.servers is None:
         on_gpu, on_cpu = ("actor_infer", "actor_train") if train is None else ("actor_train", "actor_infer")
         problem = f"missing, so {on_cpu} runs on the CPU while {on_gpu} has devices"
         return [Fault(f"{on_cpu}.device_mapping", problem, "give devices to both roles, or to neither", "missing")]

@@ -95,7 +95,7 @@ def _plan(config: Config, found: DiskFacts, warnings: list[str]) -> Plan:
     memory = {
         name: estimate(roles[name], role, found.shapes[name], batch.longest_example)
         for name, role in models.items()
-        if name in found.shapes
+        if name in found.shapes and not roles[name].is_outside
     }
     warnings += [
         _tight_budget(role, batch)

@@ -219,6 +219,8 @@ def _ranks(role: RolePlan) -> str:
 
 
 def _devices(role: RolePlan) -> str:
+    if role.is_outside:
+        return "servers outside the run"
     if role.on_cpu:
         return "CPU"
     width = f", {role.tensor_parallel} for each engine" if role.tensor_parallel > 1 else ""

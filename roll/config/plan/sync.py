@@ -47,9 +47,12 @@ class SyncEstimate:
 
 
 def sync_estimate(config: RlvrConfig, plan: Plan, bucket_mib: int) -> SyncEstimate | None:
-    """Return the estimate with buckets of this size. None for adapters, roles on the CPU, and unknown shapes."""
+    """Return the estimate with buckets of this size.
+
+    None for adapters, roles on the CPU, servers outside the run, and unknown shapes.
+    """
     shape, train, infer = plan.shapes.get("actor_train"), plan.roles["actor_train"], plan.roles["actor_infer"]
-    if shape is None or train.on_cpu or sends_adapter(config):
+    if shape is None or train.on_cpu or infer.is_outside or sends_adapter(config):
         return None
     nbytes = (4 if config.actor_train.model_args.dtype == "fp32" else 2) * shape.parameters
     buckets = math.ceil(nbytes / (bucket_mib << 20))

@@ -10,7 +10,12 @@ from typing import Any, ClassVar, Literal
 
 from roll.config.schema.base import StrictConfig
 
-BACKENDS = ["roll.engines.vllm.settings", "roll.engines.hf.settings", "roll.training.deepspeed.settings"]
+BACKENDS = [
+    "roll.engines.vllm.settings",
+    "roll.engines.vllm_server.settings",
+    "roll.engines.hf.settings",
+    "roll.training.deepspeed.settings",
+]
 """Modules with the blocks of the strategies, one for each backend. They are imported by name, because backends import
 the configuration, but the configuration knows none of them.
 """
@@ -81,6 +86,8 @@ class BackendTraits:
     """Largest number of tokens of prompt and response together, if its settings give one."""
     memory: EngineMemory | ZeroMemory | None = None
     """Memory model. None if a rank's devices hold the whole model, and allocate activations for each micro-batch."""
+    servers: tuple[str, ...] | None = None
+    """Addresses of the servers outside the run that do its work, one for each rank. None if it is done in the run."""
     swap_folders: tuple[Path, ...] = ()
     """Folders in which each rank keeps files that a killed rank leaves behind."""
 

@@ -23,6 +23,11 @@ def strategy_names(*methods: str) -> tuple[str, ...]:
     return tuple(name for kind in types for name in get_args(kind))
 
 
+def serving_names() -> tuple[str, ...]:
+    """Return the values of `strategy_name` that serve models with fixed weights. A server outside a run does not."""
+    return strategy_names("generate_settings", "reward_settings")
+
+
 def strategies_with(*methods: str) -> Any:
     """Return the type of a key `strategy_args` that takes the strategies with these methods."""
     blocks = strategies(*methods)

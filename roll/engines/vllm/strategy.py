@@ -24,6 +24,7 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +43,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from roll.backend import EngineActivity, Rank
+from roll.engines.as_they_end import as_they_end
 from roll.engines.request_gate import RequestGate
 from roll.engines.vllm.fork_server import forked_engine
 from roll.engines.vllm.settings import VllmRewardSettings, VllmSettings
@@ -53,8 +55,8 @@ from roll.system.signs import announce
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
-from roll.weight_sync.routes import Rendezvous, Route, Transport
-from roll.weight_sync.vllm_plugin import ABANDONED, BACKEND, bucket_as_plain, route_as_plain
+from roll.weight_sync.messages import ABANDONED, bucket_as_plain, route_as_plain
+from roll.weight_sync.routes import BACKEND, Rendezvous, Route, Transport
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -251,22 +253,10 @@ class VllmGenerate:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         token_list = token_ids.tolist()
-        tasks = [
-            asyncio.create_task(self._sample(number, token_list, params, seed)) for number in range(sampling.samples)
-        ]
-        ended: asyncio.Queue[asyncio.Task[tuple[int, CompletionOutput]]] = asyncio.Queue()
-        for task in tasks:
-            task.add_done_callback(ended.put_nowait)
-        try:
-            left = len(tasks)
-            while left:
-                together = [await ended.get()]
-                together += [ended.get_nowait() for _ in range(ended.qsize())]
-                left -= len(together)
-                yield await self._completions([task.result() for task in together], sampling)
-        finally:
-            for task in tasks:
-                task.cancel()
+        samples = (self._sample(number, token_list, params, seed) for number in range(sampling.samples))
+        async with aclosing(as_they_end(samples)) as ended:
+            async for together in ended:
+                yield await self._completions(together, sampling)
 
     async def _sample(
         self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None

@@ -179,7 +179,7 @@ def test_engine_without_adapters_takes_whole_weights(tmp_path: Path) -> None:
     [
         ("train_settings", {"DeepSpeedTrainStrategyConfig"}),
         ("score_settings", {"HfInferStrategyConfig", "DeepSpeedInferStrategyConfig"}),
-        ("generate_settings", {"VllmStrategyConfig", "HfInferStrategyConfig"}),
+        ("generate_settings", {"VllmStrategyConfig", "VllmServerStrategyConfig", "HfInferStrategyConfig"}),
         ("reward_settings", {"VllmStrategyConfig", "HfInferStrategyConfig"}),
     ],
 )

