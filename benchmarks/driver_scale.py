@@ -217,7 +217,9 @@ class Scene:
         for name, role in {"actor_train": self.train, "reference": self.reference, "actor_infer": self.infer}.items():
             await sharing.register(name, role)
         phases = DevicePhases(sharing, self.parts)
-        paths = partial(find_routes, size.roles["actor_train"], size.roles["actor_infer"], GPUS_PER_NODE, 1)
+        paths = partial(
+            find_routes, size.roles["actor_train"], size.roles["actor_infer"], GPUS_PER_NODE, lambda _: True
+        )
         sync = WeightSync(self.train, self.infer.engines, paths, False, 2 << 20, SECONDS)
         engines = EngineSync(sync, self.infer, phases, lambda settle: nullcontext())
         rewards = Rewards({DOMAIN: self.rewards}, {DOMAIN: section}, SECONDS)

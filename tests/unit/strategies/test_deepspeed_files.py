@@ -69,5 +69,5 @@ def test_states_without_adams_moments_are_not_converted(tmp_path: Path, monkeypa
         raise KeyError("exp_avg")
 
     monkeypatch.setattr(ds_to_universal, "main", convert)
-    with pytest.raises(CheckpointError, match="other than AdamW.*same number of ranks"):
+    with pytest.raises(CheckpointError, match="AdamW"):
         to_universal(folder, tmp_path / "out")

@@ -31,9 +31,8 @@ Scenario = Callable[[Engines, ActorInfer], Coroutine[Any, Any, None]]
 
 def run(scenario: Scenario, group: Engines, most: int | None = None, kind: type[ActorInfer] = ActorInfer) -> None:
     async def closed() -> None:
-        engines = kind(
-            cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.CALL] * 3
-        )
+        may_run = Running(running_limits(len(group), most, None), len(group))
+        engines = kind(cast(Any, group), may_run, limits.CALL, limits.CALL, limits.CALL)
         await scenario(group, engines)
         await engines.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}, "a task was left behind"
@@ -443,7 +442,8 @@ def run_servers(engines: int, scenario: Callable[[Engines, ActorInfer, Answering
 
     async def closed() -> None:
         group, answering = Engines(engines, by_seed), Answering(engines)
-        infer = ActorInfer(cast(Any, group), Running(None, engines), *[limits.CALL] * 3, answering)
+        may_run = Running(None, engines)
+        infer = ActorInfer(cast(Any, group), may_run, limits.CALL, limits.CALL, limits.CALL, answering)
         await scenario(group, infer, answering)
         await infer.close()
 
