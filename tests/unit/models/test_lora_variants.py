@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 TOKENS = [np.random.default_rng(number).integers(0, 250, length) for number, length in enumerate((12, 18))]
 CHANGED = {"lora_rank": 4, "lora_alpha": 12.0, "lora_target": "all-linear", "dtype": "fp32"}
+COMPILES = pytest.mark.full  # compiling takes a minute; `.ci/run` runs it
 
 
 def settings(variant: str, **more: Any) -> ModelConfig:
@@ -92,7 +93,8 @@ def three_updates(model: PeftModel, scores: Any, optimizer: torch.optim.Optimize
 
 
 @pytest.mark.parametrize(
-    ("variant", "compiled"), [*((name, False) for name in VARIANTS), ("dora", True), ("pissa", True)]
+    ("variant", "compiled"),
+    [*((name, False) for name in VARIANTS), *(pytest.param(name, True, marks=COMPILES) for name in ("dora", "pissa"))],
 )
 def test_gradients_and_updates_are_pefts(variant: str, compiled: bool, tiny_model: Path) -> None:
     model, peft = ours(tiny_model, variant), of_peft(tiny_model, variant)
@@ -122,6 +124,7 @@ def test_gradients_and_updates_are_pefts(variant: str, compiled: bool, tiny_mode
     ("variant", "rate", "ratio"),
     [("rslora", 0.01, None), ("dora", 0.01, None), ("pissa", 0.01, None), ("plain", 0.001, 16.0)],
 )
+@pytest.mark.full
 def test_each_variant_learns_two_sequences(variant: str, rate: float, ratio: float | None, tiny_model: Path) -> None:
     model = ours(tiny_model, variant, lora_rank=8)
     training = {"learning_rate": rate, "loraplus_lr_ratio": ratio}
