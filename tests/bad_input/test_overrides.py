@@ -169,7 +169,7 @@ STRATEGIES = [
         "actor_infer.strategy_args.strategy_name",
         "not_supported",
         "sglang",
-        "'vllm', 'hf_infer'",
+        "'vllm', 'vllm_server', 'hf_infer'",
     ),
     (
         ["actor_train.strategy_args.strategy_config=config/ds_z3.json"],
@@ -190,7 +190,7 @@ STRATEGIES = [
         "actor_infer.strategy_args.strategy_name",
         "missing",
         "missing",
-        "'vllm', 'hf_infer'",
+        "'vllm', 'vllm_server', 'hf_infer'",
     ),
     ([f"{REFERENCE}=vllm"], REFERENCE, "unknown_name", "vllm", "'hf_infer', 'deepspeed_infer'"),
     (
