@@ -108,6 +108,15 @@ def sockets_of_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def as_in_workers() -> Iterator[None]:
+    """Set the environment variables that the worker layer sets for an engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_kernels() -> Iterator[None]:
     """Use the kernel cache of a run's workers, so that each kernel is compiled once for all tests and reused by the

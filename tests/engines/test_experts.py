@@ -12,18 +12,9 @@ from roll.models.packed import PackedPolicy
 from roll.types import Sampling
 from tests.engines.generating import PROMPTS, Running, adapted, engine_log_probs, log_probs, policy, running
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("as_in_workers")]
 TOLERANCE = 1e-5
 """Largest allowed difference, in nats per token."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    """Set the environment variables that the worker layer sets for an engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ after a sync, in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from examples.tiny.make_model import END_ID, PAD_ID, VOCABULARY, build_tokenizer
 from tests.engines.generating import policy, running
 from tests.engines.test_experts import TOLERANCE, largest_difference
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("as_in_workers")]
 # vLLM has kernels for heads of at least 32 numbers on the CPU.
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -43,15 +42,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "cohere": {"logit_scale": 0.25},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    """Set the environment variables that the worker layer sets for an engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 @pytest.mark.parametrize("kind", list(FAMILIES))

@@ -43,14 +43,7 @@ from tests.engines.generating import (
 )
 from tests.tiers import each
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    """Set the environment variables that the worker layer sets for an engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("as_in_workers")
 
 
 @pytest.fixture(scope="module", params=["vllm", pytest.param("vllm_server", marks=pytest.mark.full), "hf"])

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.lab import Lab, lab, missing
+from tests.hosts.lab import Lab, lab
+from tests.hosts.skipping import skip_without_hosts
 
 
 @pytest.fixture(scope="session")
 def may_make_hosts() -> None:
     """Skip the test, with a warning in the summary, where no hosts can be made."""
-    if why := missing():
-        warnings.warn(f"NO RUN OVER SEVERAL HOSTS WAS TESTED: {why}", stacklevel=1)
-        pytest.skip(f"no run over several hosts was tested: {why}")
+    skip_without_hosts()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 
 from tests import limits
 from tests.hosts.clusters import ended, ray_cluster, train
-from tests.hosts.lab import SHARED, Lab, lab, missing
+from tests.hosts.lab import SHARED, Lab, lab
+from tests.hosts.skipping import skip_without_hosts
 from tests.integration.conftest import TIMED, World
 
 pytestmark = pytest.mark.engines
@@ -21,9 +21,7 @@ STEPS = "max_steps=2"
 @pytest.fixture(scope="module")
 def hosts(world: World) -> Iterator[Lab]:
     """Return two hosts that have the world's folder at `SHARED`."""
-    if why := missing():
-        warnings.warn(f"NO RUN OVER SEVERAL HOSTS WAS TESTED: {why}", stacklevel=1)
-        pytest.skip(f"no run over several hosts was tested: {why}")
+    skip_without_hosts()
     with lab(2, shared=world.folder) as made:
         yield made
 

@@ -79,9 +79,9 @@ class ModelConfig(StrictConfig):
     )
     init_lora_weights: Literal[True, "pissa"] | Annotated[str, Field(pattern=r"^pissa_niter_[1-9][0-9]?$")] = Field(
         True,
-        description="Initial adapter. `true`: B is 0. `pissa`: the largest singular values of the matrix, which its "
-        "frozen part then lacks (PiSSA). `pissa_niter_16`: the same by a randomised SVD of 16 iterations, which is "
-        "much faster.",
+        description="Initial adapter. `true`: B is 0. `pissa`: A and B from the largest singular values of the matrix, "
+        "whose first product is subtracted from the adapter's output (PiSSA). `pissa_niter_16`: the same by a "
+        "randomised SVD of 16 iterations, which is much faster.",
     )
     trust_remote_code: bool = Field(False, description="Allow Python code from the model repository to run.")
 

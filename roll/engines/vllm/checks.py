@@ -43,7 +43,7 @@ def vllm_faults(
         yield from _adapter(engine, where, config, shape)
     if name == "actor_infer" and shape and shape.sinks:
         # Measured on the CPU: before a sync, the log-probs differ from the trainer's by 1e-5, after it by 4.6.
-        problem = "vllm, but after a weight sync vLLM computes something else with gpt-oss than the trainer"
+        problem = "vllm, but after a weight sync vLLM's log-probs of gpt-oss differ from the trainer's"
         yield Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer", "not_supported")
     if shape and shape.delta and role.device_mapping is None:
         yield from _hybrid_on_cpu(engine, where, name, role)
