@@ -72,7 +72,7 @@ class Run:
 
     def __init__(self, group: Engines, shared: bool) -> None:
         self.group = group
-        self.engines = ActorInfer(cast(Any, group), Running(None, len(group)), *[limits.RUN] * 3)
+        self.engines = ActorInfer(cast(Any, group), Running(None, len(group)), limits.RUN, limits.RUN, limits.RUN)
         self.trainer = Trainer(group)
         roles = ("actor_infer", "actor_train")
         self.sharing = DeviceSharing(

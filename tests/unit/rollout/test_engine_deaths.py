@@ -93,7 +93,11 @@ class Schedule(EachByItself):
     async def run(self) -> None:
         group, most = self.group, self.numbers.choice([None, 2 * len(self.group)])
         engines = ActorInfer(
-            cast(Any, group), Running(running_limits(len(group), most, None), len(group)), *[limits.RUN] * 3
+            cast(Any, group),
+            Running(running_limits(len(group), most, None), len(group)),
+            limits.RUN,
+            limits.RUN,
+            limits.RUN,
         )
         routes = SyncRoutes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
         weights = WeightSync(cast(Any, Trainer()), engines.engines, lambda _: routes, True, 1, limits.CALL)
