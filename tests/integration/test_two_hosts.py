@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,8 @@ from tests import limits
 from tests.hosts.clusters import ended, ray_cluster, train
 from tests.hosts.lab import SHARED, Lab, lab
 from tests.hosts.skipping import skip_without_hosts
-from tests.integration.conftest import TIMED, World
+from tests.integration.conftest import TIMED, TINY, World
+from tests.integration.test_agents import agent
 
 pytestmark = pytest.mark.engines
 
@@ -34,7 +37,10 @@ def cluster(hosts: Lab) -> Iterator[dict[str, str]]:
 
 def steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the metrics that do not depend on time."""
-    return [{name: value for name, value in line.items() if not name.startswith(TIMED)} for line in lines]
+    return [
+        {name: value for name, value in line.items() if not (name.startswith(TIMED) or name.endswith("_seconds"))}
+        for line in lines
+    ]
 
 
 def assert_equal_on_one_host(
@@ -84,6 +90,24 @@ def test_engines_apart_learn_what_those_together_learn(
 ) -> None:
     words = (STEPS, "actor_train.world_size=1", "actor_infer.world_size=2", f"weight_sync.lora={sent}")
     assert_equal_on_one_host(world, hosts, cluster, sent, *world.rlvr(sent, *words), there="ray::AsyncProcess")
+
+
+@pytest.mark.full
+def test_judges_on_two_hosts_judge_alike(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
+    script = [sys.executable, str(TINY / "make_judgements.py"), "output/tiny/problems/train.jsonl"]
+    subprocess.run([*script, "output/tiny/judgements"], cwd=world.folder, check=True, timeout=limits.PROCESS)
+    taught = world.run("--config-name", "tiny/tiny_judge", "output_dir=judge", "max_steps=60", "eval_steps=0")
+    assert taught.status == 0, taught.output
+    judge = ("rewards.arithmetic.model_args.model_name_or_path=judge/export", "rewards.arithmetic.world_size=2")
+    _, _, *words = world.rlvr("judged", STEPS, *judge, "actor_train.world_size=1", "validation=null")
+    words = ["--config-name", "tiny/tiny_llm_judge", *words]
+    assert_equal_on_one_host(world, hosts, cluster, "judged", *words, there="ray::AsyncProcess")
+
+
+@pytest.mark.full
+def test_environments_on_two_hosts_play_alike(world: World, hosts: Lab, cluster: dict[str, str]) -> None:
+    words = agent(world, "played", STEPS, "environments.arithmetic.world_size=2", "actor_train.world_size=1")
+    assert_equal_on_one_host(world, hosts, cluster, "played", *words, there="roll.agents.environments.child")
 
 
 @pytest.mark.full

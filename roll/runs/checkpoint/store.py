@@ -82,27 +82,18 @@ class CheckpointStore:
             CheckpointError: the folder is empty, lacks a required file or cannot be written to the disk, or another
                 process is writing into this store.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(self.folder.parent)
+        self._make_folder()
         with self._sole_writer():
-            self._settle()
-            final = self.folder / f"step_{step}"
-            partial = self._hidden(final.name, "partial")
-            partial.mkdir()
-            try:
-                with _failures_named(final):
-                    yield partial
-                    whole = self._complete()
-                    self._report_deleted()
-                    sequence = 1 + max((manifest.sequence for _, manifest in whole), default=0)
-                    sequence = max(sequence, self.after + 1)
-                    seal(partial, step, sequence, required)
-                    check_sizes(partial)
-                    self._publish(partial, final)
-                    self._written = [*(path for path in self._written if path != final), final]
-            except BaseException:
-                self._settle()
-                raise
+            with self._partial(step) as (partial, final):
+                yield partial
+                whole = self._complete()
+                self._report_deleted()
+                sequence = 1 + max((manifest.sequence for _, manifest in whole), default=0)
+                sequence = max(sequence, self.after + 1)
+                seal(partial, step, sequence, required)
+                check_sizes(partial)
+                self._publish(partial, final)
+                self._written = [*(path for path in self._written if path != final), final]
             old = [path for path, _ in whole if path != final][self.keep - 1 :]
             for path in [path for path in old if path.name != f"step_{best}"]:
                 self._written = [written for written in self._written if written != path]
@@ -117,20 +108,11 @@ class CheckpointStore:
             CheckpointError: see `verify_checkpoint`; or the folder cannot be written, or another process is writing
                 into this store.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._sole_writer():
-            self._settle()
-            final = self.folder / f"step_{step}"
-            partial = self._hidden(final.name, "partial")
-            partial.mkdir()
-            try:
-                with _failures_named(final):
-                    yield partial
-                    verify_checkpoint(partial)
-                    self._publish(partial, final)
-            except BaseException:
-                self._settle()
-                raise
+        self._make_folder()
+        with self._sole_writer(), self._partial(step) as (partial, final):
+            yield partial
+            verify_checkpoint(partial)
+            self._publish(partial, final)
 
     def complete(self) -> list[tuple[Path, Manifest]]:
         """Return the checkpoints whose files exist with the right size, newest first."""
@@ -201,6 +183,27 @@ class CheckpointStore:
         if not self.folder.is_dir():
             return []
         return [path for path in self.folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(self.folder.parent)
+
+    @contextmanager
+    def _partial(self, step: int) -> Iterator[tuple[Path, Path]]:
+        """Yield a temporary folder, which is removed if the block raises, and the folder `step_N` that it may become.
+
+        Call it as the sole writer.
+        """
+        self._settle()
+        final = self.folder / f"step_{step}"
+        partial = self._hidden(final.name, "partial")
+        partial.mkdir()
+        try:
+            with _failures_named(final):
+                yield partial, final
+        except BaseException:
+            self._settle()
+            raise
 
     def _complete(self) -> list[tuple[Path, Manifest]]:
         """Return the complete checkpoints, newest first. The others are reported and left in place."""
