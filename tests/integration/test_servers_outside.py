@@ -1,9 +1,11 @@
 """A seeded run on vLLM servers outside the run has the metrics of a run with engines of its own, also if a server is
-killed.
+killed. One that is started again takes part again.
 """
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import limits
 from tests.engines.outside import end_server, free_port, start_server, wait_for_server
 from tests.integration.conftest import World
 
@@ -51,6 +54,12 @@ class Servers:
     def version(self, number: int) -> str:
         """Return what a server says of its weights."""
         return str(httpx.get(f"{self.urls[number]}/weight_info", trust_env=False).json()["weight_version"])
+
+    def generated(self, number: int) -> float:
+        """Return the number of tokens that a server has sampled since it was started."""
+        text = httpx.get(f"{self.urls[number]}/metrics", trust_env=False).text
+        counts = re.findall(r"^vllm:generation_tokens_total\S* (\S+)$", text, re.MULTILINE)
+        return sum(map(float, counts))
 
     def overrides(self) -> tuple[str, ...]:
         """Return the overrides that let the servers generate."""
@@ -92,3 +101,23 @@ def test_servers_generate_what_own_engines_do(world: World, of_own_engines: str,
     world.assert_same_steps("outside", of_own_engines)
     assert world.metrics("outside")[-1]["engine/healthy"] == 1
     assert servers.version(0).endswith(f":{STEPS * UPDATES}")
+
+
+def test_server_that_returns_gets_weights_and_requests(world: World, servers: Servers) -> None:
+    process = world.start(*world.rlvr("returned", "max_steps=1000", *SYNCED, *servers.overrides(), "validation=null"))
+    world.wait_for_step("returned", 1, process)
+    servers.kill(1)
+    servers.start(1)
+    servers.until_answers(1)
+    began = servers.version(1)
+
+    def generates() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return servers.version(1) != began and servers.generated(1) > 0
+
+    limits.until(generates, "the second server has weights of the run and generates", limits.RUN)
+    world.wait_for_step("returned", len(world.metrics("returned")) + 1, process)
+    assert world.metrics("returned")[-1]["engine/healthy"] == 2
+    process.send_signal(signal.SIGTERM)
+    outcome = world.wait(process)
+    assert f"rank 1 leaves the pool: {servers.urls[1]}" in outcome.output, outcome.output
