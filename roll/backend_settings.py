@@ -55,6 +55,8 @@ class RoleModel:
     """Whether to use torch's deterministic algorithms."""
     takes_turns: bool
     """Whether other roles use the role's devices while it does not work."""
+    replays_routes: bool = False
+    """Whether the engine returns the routes of its tokens, and the trainer replays them (`router_replay`)."""
 
 
 class TrainBackend(Protocol):

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+Routes = NDArray[np.int16]
+"""[tokens, layers, k], the k experts that the engine chose for each token in each layer; -1 where it is not known."""
 Metrics = dict[str, float]
 FP32_MAX = 3.4028234663852886e38
 """Largest finite fp32 number. Losses are computed in fp32, where a larger number would be infinite."""
@@ -118,6 +120,8 @@ class Completion:
     """[R], version of the policy that sampled each token: the number of optimizer updates in its weights."""
     finish_reason: FinishReason
     text: str
+    routes: Routes | None = None
+    """[C + R, layers, k], routes of the request's context and of the response. None if not requested."""
 
 
 NumberedCompletions = Sequence[tuple[int, Completion]]
@@ -170,6 +174,8 @@ class Segment:
     """Text of the tokens, for the environment and the reward."""
     calls: Sequence[Mapping[str, Any]] = ()
     """Tool calls of the policy in this segment, each with a `name` and `arguments` as JSON text."""
+    routes: Routes | None = None
+    """[L, layers, k], routes of the tokens in a mixture of experts. None if none are known."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +283,8 @@ class Sequences:
     """[N + 1]; sequence i is `token_ids[offsets[i]:offsets[i + 1]]`."""
     response_mask: Bools
     """[T]; True for tokens in the loss: tokens that the policy sampled, or target tokens of a data set."""
+    routes: Routes | None = None
+    """[T, layers, k], the routes to replay. None replays none."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:

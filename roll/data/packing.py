@@ -68,9 +68,9 @@ def select_sequences(sequences: Sequences, indices: Sequence[int]) -> Selection:
     spans = [slice(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     offsets = np.concatenate([[0], np.cumsum(sequences.lengths[chosen])]).astype(np.int64)
     of_batch = Selection(sequences, spans)
-    return Selection(
-        Sequences(of_batch.tokens(sequences.token_ids), offsets, of_batch.tokens(sequences.response_mask)), spans
-    )
+    routes = None if sequences.routes is None else of_batch.tokens(sequences.routes)
+    token_ids, in_loss = of_batch.tokens(sequences.token_ids), of_batch.tokens(sequences.response_mask)
+    return Selection(Sequences(token_ids, offsets, in_loss, routes), spans)
 
 
 def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:

@@ -29,6 +29,7 @@ from roll.config.plan.memory import head_tokens
 from roll.models.logits import AS_THEY_ARE, FinalLogits
 from roll.models.memory_guard import FEWER_TOKENS, readable_memory_errors
 from roll.models.offload import Offload, tensors_in
+from roll.models.replay import RouteReplay
 from roll.models.sequence_parallel import BY_LENGTH, SequenceGroup, TokenShare, gather_values
 from roll.types import Floats, Sequences
 
@@ -51,6 +52,8 @@ class PackedInputs:
     """Divisor of the logits."""
     teacher_states: Tensor | None = None
     """fp32 [S, H'], the teacher's output for the scored tokens, or for those of this rank's share; or None."""
+    routes: Tensor | None = None
+    """int16 [T, layers, k], the routes to replay, or None. See `models.replay`."""
     share: TokenShare | None = None
     """The tokens that this rank runs through the layers, with sequence parallelism. T is then padded to a multiple of
     the number of ranks. The padding is a separate sequence without scored tokens.
@@ -89,6 +92,7 @@ def packed_inputs(
         scored=to_device(scored, device),
         temperature=temperature,
         teacher_states=None if teacher_states is None else to_device(teacher_states, device),
+        routes=None if sequences.routes is None else to_device(sequences.routes, device),
         share=share,
     )
 
@@ -99,7 +103,11 @@ def filled_up(sequences: Sequences, multiple: int) -> Sequences:
     if not missing:
         return sequences
     offsets = np.append(sequences.offsets, len(sequences.token_ids) + missing)
-    return Sequences(np.pad(sequences.token_ids, (0, missing)), offsets, np.pad(sequences.response_mask, (0, missing)))
+    routes = sequences.routes
+    routes = None if routes is None else np.pad(routes, ((0, missing), (0, 0), (0, 0)), constant_values=-1)
+    return Sequences(
+        np.pad(sequences.token_ids, (0, missing)), offsets, np.pad(sequences.response_mask, (0, missing)), routes
+    )
 
 
 def to_device(values: np.ndarray, device: str) -> Tensor:
@@ -144,6 +152,8 @@ class PackedModel(nn.Module):
         super().__init__()
         self.model = model
         self._longest = longest_packable(self.causal.config)
+        self.replay: RouteReplay | None = None
+        """Replays the routes of the inputs. Without it, they are ignored."""
 
     @property
     def causal(self) -> PreTrainedModel:
@@ -176,6 +186,8 @@ class PackedModel(nn.Module):
                 f"response_length, or max_length"
             )
         mine = slice(None) if inputs.share is None else inputs.share.tokens
+        if self.replay:
+            self.replay.begin(None if inputs.routes is None else inputs.routes[mine])
         return self.causal.base_model(
             input_ids=inputs.token_ids[mine][None],
             position_ids=inputs.position_ids[mine][None],

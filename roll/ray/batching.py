@@ -214,11 +214,17 @@ def _as_tuple(one: Completion) -> tuple[Any, ...]:
     is_one_version = len(versions) and (versions == versions[0]).all()
     log_probs = None if one.log_probs is None else np.asarray(one.log_probs, np.float32).tobytes()
     travels = int(versions[0]) if is_one_version else versions.tobytes()
-    return _put_together, (token_ids.tobytes(), log_probs, travels, one.finish_reason.value, one.text)
+    routes = None if one.routes is None else (one.routes.shape, np.asarray(one.routes, np.int16).tobytes())
+    return _put_together, (token_ids.tobytes(), log_probs, travels, one.finish_reason.value, one.text, routes)
 
 
 def _put_together(
-    token_ids: bytes, log_probs: bytes | None, versions: int | bytes, reason: str, text: str
+    token_ids: bytes,
+    log_probs: bytes | None,
+    versions: int | bytes,
+    reason: str,
+    text: str,
+    routes: tuple[tuple[int, ...], bytes] | None,
 ) -> Completion:
     ids: Ints = np.frombuffer(token_ids, np.int32)
     kept: Floats | None = None if log_probs is None else np.frombuffer(log_probs, np.float32)
@@ -227,7 +233,8 @@ def _put_together(
     else:
         of_tokens = np.empty(len(ids), np.int32)
         of_tokens.fill(versions)
-    return Completion(ids, kept, of_tokens, REASONS[reason], text)
+    laid = None if routes is None else np.frombuffer(routes[1], np.int16).reshape(routes[0])
+    return Completion(ids, kept, of_tokens, REASONS[reason], text, laid)
 
 
 LINGER = 0.02

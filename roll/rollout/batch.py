@@ -29,7 +29,7 @@ from roll.algorithms.shaping import (
 )
 from roll.errors import RollError
 from roll.rollout.filters import has_verdict, usable
-from roll.rollout.record import joined_turns, token_log_probs, token_versions
+from roll.rollout.record import joined_turns, token_log_probs, token_routes, token_versions
 from roll.types import (
     Bools,
     Episode,
@@ -38,6 +38,7 @@ from roll.types import (
     Metrics,
     RewardOutcome,
     RolloutGroup,
+    Routes,
     Segment,
     Sequences,
     StopReason,
@@ -190,7 +191,7 @@ def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segm
     offsets = np.concatenate([[0], np.cumsum(lengths)[np.cumsum(counts) - 1]]).astype(np.int64)
     in_loss = np.array([segment.sampled for segment in segments]) & np.repeat(learns, counts)
     token_ids = np.concatenate([segment.token_ids for segment in segments], dtype=np.int32)
-    return Sequences(token_ids, offsets, np.repeat(in_loss, lengths))
+    return Sequences(token_ids, offsets, np.repeat(in_loss, lengths), token_routes(segments))
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:
@@ -337,6 +338,8 @@ def train_batch(
         "reward/shaped_mean": float(step.rewards.mean()),
         "response/masked_fraction": 1.0 - float(_with_any(step, mask).mean()),
     }
+    if step.sequences.routes is not None:
+        metrics["router/unknown_fraction"] = unknown_fraction(step.sequences, step.sequences.routes)
     if credit.kl_coef:
         assert ref_log_probs is not None, "a KL term in the reward without reference log-probs"
         log_probs = step.behaviour_log_probs if proximal_log_probs is None else proximal_log_probs
@@ -370,6 +373,16 @@ def train_batch(
         returns=returns,
     )
     return batch, CreditState(kl_coef, running), metrics
+
+
+def unknown_fraction(sequences: Sequences, routes: Routes) -> float:
+    """Return the share of tokens without routes, for which the trainer's routers choose by themselves.
+
+    The last token of a sequence does not count: nothing is predicted from it, and the engine never reads it.
+    """
+    counted = np.ones(len(sequences.token_ids), np.bool_)
+    counted[sequences.offsets[1:] - 1] = False
+    return float((routes[counted] < 0).any(axis=(1, 2)).mean()) if counted.any() else 0.0
 
 
 def value_metrics(values: Floats, returns: Floats) -> Metrics:

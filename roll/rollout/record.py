@@ -25,6 +25,7 @@ from roll.types import (
     Prompt,
     RewardOutcome,
     RewardResult,
+    Routes,
     Segment,
     StopReason,
     Trajectory,
@@ -46,15 +47,45 @@ def single_turn(prompt: Prompt, completion: Completion, result: RewardResult) ->
 def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Sequence[RewardResult]) -> list[Episode]:
     """Return one episode for each response to a prompt. The episodes share the segment that holds the prompt."""
     asked = given(prompt.token_ids, prompt.text)
+    paths = [routed([asked, sampled_segment(completion)], completion.routes) for completion in completions]
     return [
-        Episode([Trajectory([asked, sampled_segment(completion)], STOPPED[completion.finish_reason])], result)
-        for completion, result in zip(completions, results, strict=True)
+        Episode([Trajectory(path, STOPPED[completion.finish_reason])], result)
+        for path, completion, result in zip(paths, completions, results, strict=True)
     ]
 
 
 def sampled_segment(one: Completion, calls: Sequence[Mapping[str, Any]] = ()) -> Segment:
     """Return a segment that the policy sampled, with its tool calls."""
     return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text, calls)
+
+
+def routed(path: Sequence[Segment], routes: Routes | None) -> list[Segment]:
+    """Return the segments of a path with the routes of the completion that ends it, [T, layers, k].
+
+    Tokens that have routes already keep them: those were chosen when the tokens were sampled.
+    """
+    if routes is None:
+        return list(path)
+    ends = list(accumulate(len(segment.token_ids) for segment in path))
+    assert len(routes) == ends[-1], f"routes of {len(routes)} tokens for a path of {ends[-1]}"
+    parts = [routes[end - len(segment.token_ids) : end] for segment, end in zip(path, ends, strict=True)]
+    return [
+        replace(segment, routes=part if segment.routes is None else np.where(segment.routes < 0, part, segment.routes))
+        for segment, part in zip(path, parts, strict=True)
+    ]
+
+
+def token_routes(segments: Sequence[Segment]) -> Routes | None:
+    """Return the routes [T, layers, k] of the concatenated segments; None if no segment has any."""
+    shapes = {segment.routes.shape[1:] for segment in segments if segment.routes is not None}
+    if not shapes:
+        return None
+    (shape,) = shapes
+    parts = [
+        np.full((len(segment.token_ids), *shape), -1, np.int16) if segment.routes is None else segment.routes
+        for segment in segments
+    ]
+    return np.concatenate(parts)
 
 
 def given(token_ids: Ints, text: str) -> Segment:
@@ -117,6 +148,7 @@ def cut(segment: Segment, tokens: Sequence[int], characters: Sequence[int]) -> l
     parts = []
     for begin, end, first, last in zip([0, *tokens[:-1]], tokens, [0, *characters[:-1]], characters, strict=True):
         log_probs = None if segment.log_probs is None else segment.log_probs[begin:end]
+        routes = None if segment.routes is None else segment.routes[begin:end]
         parts.append(
             Segment(
                 segment.token_ids[begin:end],
@@ -124,6 +156,7 @@ def cut(segment: Segment, tokens: Sequence[int], characters: Sequence[int]) -> l
                 log_probs,
                 version_runs(versions[begin:end]),
                 segment.text[first:last],
+                routes=routes,
             )
         )
     return parts
@@ -150,7 +183,7 @@ class Transcript:
 
     def act(self, completion: Completion, calls: Sequence[Mapping[str, Any]], state: str) -> None:
         """Append the policy's turn and the environment's state before it. Its reward is 0 until `earn` adds to it."""
-        self._paths[-1].append(sampled_segment(completion, calls))
+        self._paths[-1] = routed([*self._paths[-1], sampled_segment(completion, calls)], completion.routes)
         self._earned.append(0.0)
         self._states.append(state)
         self.context = np.concatenate([self.context, completion.token_ids], dtype=np.int32)

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
     """Write groups to a file, by the position of their prompts in the order of drawing from the oldest unused on."""
     tokens: list[Any] = [np.zeros(0, np.int32)]
     log_probs: list[Any] = [np.zeros(0, np.float32)]
+    routes: list[Any] = [np.zeros(0, np.int16)]
 
     def segment(one: Segment) -> dict[str, Any]:
         tokens.append(one.token_ids)
@@ -92,6 +94,9 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
         runs = [[run.version, run.tokens] for run in one.versions]
         has_log_probs = one.log_probs is not None
         said = {"length": len(one.token_ids), "sampled": one.sampled, "log_probs": has_log_probs, "versions": runs}
+        if one.routes is not None:
+            routes.append(one.routes.reshape(-1))
+            said["routes"] = one.routes.shape
         return said | {"text": one.text, "calls": list(map(dict, one.calls))}
 
     def episode(one: Episode) -> dict[str, Any]:
@@ -116,7 +121,11 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
         }
         for number, group in groups.items()
     ]
-    arrays = {"token_ids": np.concatenate(tokens), "log_probs": np.concatenate(log_probs)}
+    arrays = {
+        "token_ids": np.concatenate(tokens),
+        "log_probs": np.concatenate(log_probs),
+        "routes": np.concatenate(routes),
+    }
     save_file(arrays | {"groups": np.frombuffer(json.dumps(told).encode(), np.uint8)}, path)
 
 
@@ -132,12 +141,15 @@ def read_groups(path: Path) -> dict[int, StoredGroup]:
 
 def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
     token_ids, log_probs = _Cut(arrays["token_ids"]), _Cut(arrays["log_probs"])
+    # Checkpoints of earlier versions have no routes.
+    routes = _Cut(arrays.get("routes", np.zeros(0, np.int16)))
 
     def segment(said: dict[str, Any]) -> Segment:
         length = said["length"]
         kept = log_probs.next(length) if said["log_probs"] else None
         versions = tuple(VersionRun(*run) for run in said["versions"])
-        return Segment(token_ids.next(length), said["sampled"], kept, versions, said["text"], said["calls"])
+        laid = routes.next(math.prod(said["routes"])).reshape(said["routes"]) if "routes" in said else None
+        return Segment(token_ids.next(length), said["sampled"], kept, versions, said["text"], said["calls"], laid)
 
     def episode(said: dict[str, Any]) -> Episode:
         paths = [

@@ -60,6 +60,8 @@ from roll.training.actor_train import ActorTrain, Critic, Reference, Teacher, Tr
 S = TypeVar("S")
 Settle = Callable[[], Awaitable[bool]]
 """Brings a role into a known state. Returns False if that is impossible."""
+REPLAYING = ("actor_infer", "actor_train")
+"""Roles that `router_replay` concerns: the one that returns routes, and the one that replays them."""
 NONE_YET: Mapping[str, WorkerGroup[Any]] = MappingProxyType({})
 
 
@@ -247,7 +249,8 @@ class Roles:
     def _model(self, name: str, role: RoleConfig) -> RoleModel:
         config = self._config
         path, takes_turns = model_name(config, role.model_args), name in self._plan.turns
-        return RoleModel(path, role.model_args, config.seed, config.deterministic, takes_turns)
+        replays = isinstance(config, RlvrConfig) and config.router_replay and name in REPLAYING
+        return RoleModel(path, role.model_args, config.seed, config.deterministic, takes_turns, replays)
 
     async def end(self, name: str, seconds: float | None = None) -> None:
         """End a group that is no longer needed. It has `seconds` to close, by default `deadlines.shutdown`."""

@@ -34,9 +34,9 @@ from roll.weight_sync.transfer import BucketSender
 
 
 def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
-    """Split sequences into micro-batches. Return the split, and the micro-batches of each replica."""
-    split = packing.split_to_budget(sequences.lengths, replicas, token_budget)
-    return split, [[packing.select(sequences, indices) for indices in forwards] for forwards in split.ranks]
+    """Split sequences into micro-batches. Return the split, and the micro-batches of each replica, without routes."""
+    split, bare = packing.split_to_budget(sequences.lengths, replicas, token_budget), replace(sequences, routes=None)
+    return split, [[packing.select(bare, indices) for indices in forwards] for forwards in split.ranks]
 
 
 def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[Sequence[Floats]]) -> Floats:
@@ -224,6 +224,8 @@ class ActorTrain(Learner):
 
     async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
         split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
+        if adapter and sequences.routes is not None:  # without the adapter it is the reference, which chooses by itself
+            parts = [[packing.select(sequences, indices) for indices in forwards] for forwards in split.ranks]
         arguments = [(part, self._shape.temperature, adapter) for part in parts]
         results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)
@@ -362,4 +364,5 @@ class Critic(Learner):
         own = replace(
             batch, behaviour_log_probs=None, ref_log_probs=None, proximal_log_probs=None, sequence_weights=None
         )
+        own = replace(own, sequences=replace(batch.sequences, routes=None))
         return await super().train_step(own, loss, policy_version)

@@ -29,7 +29,7 @@ from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, Reque
 from roll.data.chat import TemplateFault
 from roll.data.renderers.base import ChatRenderer, Parsed, one_conversation
 from roll.rollout.group import turn_seed
-from roll.rollout.record import given, sampled_segment, without_verdict
+from roll.rollout.record import given, routed, sampled_segment, without_verdict
 from roll.types import (
     Completion,
     Episode,
@@ -151,7 +151,8 @@ class Histories:
             self._paths.append(path := _Path())
         else:
             path = opening.continued.path
-        path.segments += [given(opening.given, text), sampled_segment(completion, calls)]
+        said = [given(opening.given, text), sampled_segment(completion, calls)]
+        path.segments = routed([*path.segments, *said], completion.routes)
         path.states.append(opening.state)
         laid = np.concatenate([segment.token_ids for segment in path.segments])
         assert np.array_equal(laid[: len(laid) - len(completion.token_ids)], opening.context), (

@@ -106,7 +106,7 @@ def experiment_faults(config: Config) -> list[Fault]:
     else:
         faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
         faults += on_policy_distillation_faults(config)
-        faults += [*_same_policy(config), *domain_faults(config)]
+        faults += [*_same_policy(config), *domain_faults(config), *_replay(config)]
     return faults
 
 
@@ -255,6 +255,14 @@ def _same_policy(config: RlvrConfig) -> Iterator[Fault]:
             yield Fault(
                 f"actor_infer.model_args.{key}", problem, "remove it, or make the two values equal", "contradiction"
             )
+
+
+def _replay(config: RlvrConfig) -> Iterator[Fault]:
+    strategy = config.actor_infer.strategy_args
+    if config.router_replay and not strategy.traits.returns_routes:
+        problem = f"true, but {strategy.strategy_name}, the strategy of actor_infer, does not return routes"
+        remedy = "remove it, or set actor_infer.strategy_args.strategy_name to vllm"
+        yield Fault("router_replay", problem, remedy, "not_supported")
 
 
 def _own_attention(config: Config) -> Iterator[str]:

@@ -18,6 +18,8 @@ NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", 
 
 HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 """Values of `model_type` for models that mix gated-delta layers with attention layers."""
+REPLAYED = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "gpt_oss")
+"""Values of `model_type` for models whose routers can replay the engine's choice of experts, as tests show."""
 LINEAR = "linear_attention"
 """Name of a gated-delta layer in `layer_types` of config.json."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -40,6 +42,8 @@ class Experts:
     """Number of decoder layers with experts. The other layers have a dense MLP of `intermediate_size`."""
     has_shared_gate: bool = False
     """Whether a scalar gate scales the output of the shared experts."""
+    are_replayed: bool = False
+    """Whether the model's routers can replay the choice of the engine (`REPLAYED`)."""
     are_adapted: bool = True
     """Whether `all-linear` of PEFT adapts the routed experts and the router."""
 
@@ -366,6 +370,7 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
         shared,
         sparse,
         gate,
+        values.get("model_type") in REPLAYED,
         values.get("model_type") not in (*HYBRIDS, "gpt_oss", "granitemoe"),
     )
 

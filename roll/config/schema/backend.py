@@ -80,6 +80,8 @@ class BackendTraits:
     """Whether a weight sync may send it a LoRA adapter. If not, it takes whole weights only."""
     discards_weights: bool = False
     """Whether it frees weights that will be sent again, instead of moving them to host memory."""
+    returns_routes: bool = False
+    """Whether it can return the experts that it chose for each token of a mixture of experts."""
     most_requests: int | None = None
     """Largest number of sequences that a rank generates at a time. None if it answers one prompt at a time."""
     context: int | None = None

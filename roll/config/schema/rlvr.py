@@ -327,6 +327,13 @@ class RlvrConfig(ExperimentConfig):
         "given.",
     )
 
+    router_replay: bool = Field(
+        False,
+        description="Mixture of experts: the trainer's routers choose the experts that the engine chose for each "
+        "token, in the log-probs of the policy and in its updates (R3). The reference keeps its own choice. Needs "
+        "vLLM.",
+    )
+
     use_kl_loss: bool = Field(False, description="Add the KL divergence from the reference to the loss.")
     kl_loss_coef: NonNegativeFloat = Field(
         0.0, description="Weight of the KL term in the loss. Required with `use_kl_loss`."

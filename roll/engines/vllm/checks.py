@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from roll.config.derived.batch import longest_sequence
-from roll.config.derived.model_shape import ModelShape
+from roll.config.derived.model_shape import REPLAYED, ModelShape
 from roll.config.derived.placement import sends_adapter
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -37,6 +37,8 @@ def vllm_faults(
         # Measured on the CPU: before a sync, the log-probs differ from the trainer's by 1e-5, after it by 4.6.
         problem = "vllm, but after a weight sync vLLM's log-probs of gpt-oss differ from the trainer's"
         yield Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer", "not_supported")
+    if name == "actor_infer" and isinstance(config, RlvrConfig) and config.router_replay:
+        yield from _routes(engine, where, shape)
     if shape and shape.delta and role.device_mapping is None:
         yield from _hybrid_on_cpu(engine, where, name, role)
 
@@ -121,6 +123,18 @@ def _adapter(engine: VllmConfig, where: str, config: RlvrConfig, shape: ModelSha
     elif shape and shape.experts and trained.lora_target == "all-linear":
         problem = "adapter, but vLLM cannot load adapters on fused experts, which lora_target all-linear creates"
         yield Fault(sync, problem, "set it to merged", "not_supported")
+
+
+def _routes(engine: VllmConfig, where: str, shape: ModelShape | None) -> Iterator[Fault]:
+    """Yield faults of a model whose routes cannot be replayed, and of an engine that does not return them."""
+    if shape and shape.experts is None:
+        yield Fault("router_replay", "true, but the model has no experts, and so no router", "remove it", "no_effect")
+    elif shape and shape.experts and not shape.experts.are_replayed:
+        problem = f"true, but roll replays the routes of {', '.join(REPLAYED)} only"
+        yield Fault("router_replay", problem, "remove it, or use a model of one of these types", "not_supported")
+    if not engine.enable_prefix_caching:
+        problem = "false, but router_replay is true, and vLLM returns routes only with its cache of prefixes"
+        yield Fault(f"{where}.enable_prefix_caching", problem, "set it to true", "exclusive")
 
 
 def _hybrid_on_cpu(engine: VllmConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:

@@ -111,6 +111,8 @@ class VllmSettings:
     """Whether other roles use the role's devices while it does not generate."""
     keeps_kv_cache: bool
     """Whether a response that spans a weight update keeps its KV cache. Otherwise, the cache is recomputed."""
+    returns_routes: bool = False
+    """Whether completions have `routes`."""
 
     def build(self, rank: Rank) -> GenerateStrategy:
         """See `Settings`."""
@@ -165,6 +167,7 @@ class VllmStrategyConfig(StrategyConfig):
             pauses=True,
             loads_adapters=True,
             discards_weights=True,
+            returns_routes=True,
             most_requests=engine.max_num_seqs,
             context=engine.max_model_len,
             memory=EngineMemory(
@@ -204,6 +207,7 @@ class VllmStrategyConfig(StrategyConfig):
             seed=model.seed,
             takes_turns=model.takes_turns,
             keeps_kv_cache=keeps_kv_cache,
+            returns_routes=model.replays_routes,
         )
 
     def reward_settings(self, model: RoleModel, context: int, token_budget: int | None) -> VllmRewardSettings:

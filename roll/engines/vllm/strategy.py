@@ -25,6 +25,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -52,7 +53,7 @@ from roll.models.load import load_tokenizer
 from roll.models.thinking import ResponseTexts
 from roll.models.value import check_reward_model
 from roll.system.signs import announce
-from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
+from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Routes, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.messages import ABANDONED, bucket_as_plain, route_as_plain
@@ -217,6 +218,9 @@ class VllmGenerate:
             "logprobs_mode": "processed_logprobs",
             "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         }
+        if settings.returns_routes:
+            arguments["enable_return_routed_experts"] = True
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the only one that returns routes
         if settings.adapter_rank is not None:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings.adapter_rank)
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
@@ -282,7 +286,11 @@ class VllmGenerate:
         # Decode in a thread, because the event loop must keep feeding the engine. The tokenizer releases the GIL.
         texts = await asyncio.to_thread(self._texts.several, token_ids)
         texts = [sampling.without_end_text(text) for text in texts]
-        return [(number, completion(sample, text)) for (number, sample), text in zip(ended, texts, strict=True)]
+        returns = self._settings.returns_routes
+        return [
+            (number, replace(completion(sample, text), routes=routes_of(sample) if returns else None))
+            for (number, sample), text in zip(ended, texts, strict=True)
+        ]
 
     async def pause(self) -> None:
         """See `GenerateStrategy`. New requests wait for `resume`. Idempotent.
@@ -433,6 +441,12 @@ def completion(sample: CompletionOutput, text: str) -> Completion:
         else FinishReason.ABORT,
         text=text,
     )
+
+
+def routes_of(sample: CompletionOutput) -> Routes | None:
+    """Return the routes of a sample's context and tokens. vLLM has none of the last token, which it has not read."""
+    given = sample.routed_experts
+    return None if given is None else np.pad(given.astype(np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
 
 
 def _signal_of_death(engine: AsyncLLM) -> str:

@@ -260,6 +260,8 @@ class TrainSettings:
     """Whether other roles use the role's devices while it does not train."""
     ends: tuple[int, ...] = ()
     """Tokens that end a turn of the template, for the export's generation_config."""
+    replays_routes: bool = False
+    """Whether the routers choose the experts of `Sequences.routes`."""
 
     def build(self, rank: Rank) -> TrainStrategy:
         """See `Settings`."""
@@ -369,4 +371,5 @@ class DeepSpeedTrainStrategyConfig(StrategyConfig):
             model.deterministic,
             model.takes_turns,
             ends,
+            model.replays_routes,
         )

@@ -69,6 +69,7 @@ from roll.models.memory_guard import (
 )
 from roll.models.offload import Offload, tensors_in
 from roll.models.packed import PackedModel, PackedPolicy, packed_inputs, score, scored_only, to_device
+from roll.models.replay import RouteReplay
 from roll.models.routers import RouterLoss, balanced_routers
 from roll.models.weights import WeightView
 from roll.system.signs import announce
@@ -356,6 +357,8 @@ class DeepSpeedTrain:
         if self._divisors > 1:
             share_experts(model.causal, self._divisors, model_args.dropout, rank)
         self._over = sequence_group(settings.deepspeed, model.causal, rank)
+        if settings.replays_routes:
+            model.replay = RouteReplay(model.causal)
         self._balance = router_balance(settings.training, model.causal, rank)
         self._arrange_layers(model)
         optimizer, schedule = optimizer_and_schedule(
@@ -461,6 +464,7 @@ class DeepSpeedTrain:
             # The weight sync moves the engine's weights to the same GPU. They need the memory that torch has cached for
             # activations.
             torch.cuda.empty_cache()
+        self._forget_routes()
         if self._balance:
             self._balance.report(sums)
         if (
@@ -476,6 +480,11 @@ class DeepSpeedTrain:
             self._checkpointing.checkpointed if self._checkpointing else self._checkpointed
         )
         return sums.result(scalars)
+
+    def _forget_routes(self) -> None:
+        """Free the routes of the last micro-batch."""
+        if self._model.replay:
+            self._model.replay.begin(None)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_of: Callable[[MicroBatch], Tensor]) -> None:
         """Accumulate the gradients of an update."""
@@ -541,8 +550,11 @@ class DeepSpeedTrain:
     def log_probs(self, micro_batches: Sequence[Sequences], temperature: float, adapter: bool) -> list[Floats]:
         self._engine.eval()
         adapter_state = nullcontext() if adapter or not self._is_lora else self._model.model.disable_adapter()  # pyright: ignore[reportCallIssue]
-        with adapter_state:
-            return score(self._engine, micro_batches, temperature, self._rank, self._over)
+        try:
+            with adapter_state:
+                return score(self._engine, micro_batches, temperature, self._rank, self._over)
+        finally:
+            self._forget_routes()
 
     @torch.no_grad()
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
