@@ -29,8 +29,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile

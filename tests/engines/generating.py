@@ -287,13 +287,16 @@ def make(name: str, model: Path, url: str = "") -> GenerateStrategy:
 
 
 @contextmanager
-def running(name: str, model: Path, folder: Path) -> Iterator[Running]:
-    """Start an engine and yield it. Close it on exit. A server is started, and ended, with it."""
+def running(name: str, model: Path, folder: Path, engine: GenerateStrategy | None = None) -> Iterator[Running]:
+    """Start an engine, that of `make` unless it is given, and yield it. Close it on exit.
+
+    A server is started, and ended, with it.
+    """
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
         sizes = (f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=64")
         url = stack.enter_context(serving_outside(model, folder, *sizes)) if name == "vllm_server" else ""
-        engine = make(name, model, url)
+        engine = engine or make(name, model, url)
         one = Running(engine, runner, policy(model), folder)
         one.wait(engine.start(), limits.START)
         try:

@@ -39,7 +39,9 @@ def segment(numbers: np.random.Generator, sampled: bool) -> Segment:
     first = int(numbers.integers(0, length + 1))
     runs = tuple(run for run in (VersionRun(3, first), VersionRun(5, length - first)) if run.tokens) if sampled else ()
     log_probs = numbers.normal(size=length).astype(np.float32) if sampled else None
-    return Segment(numbers.integers(0, 2**31 - 1, length).astype(np.int32), sampled, log_probs, runs, "é\n" * length)
+    token_ids = numbers.integers(0, 2**31 - 1, length).astype(np.int32)
+    routes = numbers.integers(-1, 9, (length, 3, 2)).astype(np.int16) if numbers.random() < 0.5 else None
+    return Segment(token_ids, sampled, log_probs, runs, "é\n" * length, routes=routes)
 
 
 def episode(numbers: np.random.Generator) -> Episode:

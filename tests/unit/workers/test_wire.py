@@ -27,6 +27,7 @@ def completions(draw: st.DrawFn) -> Completion:
         np.array([5 if is_one_version else version for _, _, version in tokens], np.int32),
         draw(st.sampled_from(FinishReason)),
         draw(TEXTS),
+        np.arange(len(tokens) * 6, dtype=np.int16).reshape(-1, 3, 2) if draw(st.booleans()) else None,
     )
 
 
@@ -42,7 +43,7 @@ def test_completions_arrive_as_they_were(sent: list[Completion]) -> None:
     assert len(arrived) == len(sent)
     for one, other in zip(sent, arrived, strict=True):
         assert same(one.token_ids, other.token_ids) and same(one.log_probs, other.log_probs)
-        assert same(one.policy_versions, other.policy_versions)
+        assert same(one.policy_versions, other.policy_versions) and same(one.routes, other.routes)
         assert (one.text, one.finish_reason) == (other.text, other.finish_reason) and isinstance(
             other.finish_reason, FinishReason
         )
