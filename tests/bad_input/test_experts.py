@@ -145,3 +145,24 @@ def test_an_engine_that_would_not_follow_the_trainer(refused: Callable[..., str]
     message = refused(f"pretrain={experts}")
     assert "actor_infer.strategy_args.strategy_name: vllm, but" in message and "gpt-oss" in message
     assert "use hf_infer" in message
+
+
+REPLAY = "+router_replay=true"
+INFER = "actor_infer.strategy_args"
+
+
+def test_routes_that_cannot_be_replayed(faults_of: Callable[..., tuple[Fault, ...]], experts: Path) -> None:
+    assert_fault(faults_of(REPLAY), "router_replay", "no_effect", "the model has no experts", "remove it")
+    faults = faults_of(REPLAY, f"{INFER}.strategy_name=hf_infer", f"~{INFER}.strategy_config")
+    assert_fault(faults, "router_replay", "not_supported", "hf_infer", f"{INFER}.strategy_name to vllm")
+    without = f"+{INFER}.strategy_config.enable_prefix_caching=false"
+    faults = faults_of(f"pretrain={experts}", REPLAY, without)
+    assert_fault(faults, f"{INFER}.strategy_config.enable_prefix_caching", "exclusive", "router_replay is true", "true")
+    config = json.loads((experts / "config.json").read_text())
+    (experts / "config.json").write_text(json.dumps(config | {"model_type": "granitemoe", "num_local_experts": 8}))
+    faults = faults_of(f"pretrain={experts}", REPLAY)
+    assert_fault(faults, "router_replay", "not_supported", "qwen3_moe", "a model of one of these types")
+
+
+def test_router_replay_is_accepted_with_experts(judged: Callable[..., str | None], experts: Path) -> None:
+    assert "router_replay" not in (judged(f"pretrain={experts}", REPLAY) or "")

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from roll.algorithms.advantages import Normalisation
 from roll.data.packing import select
-from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience, unknown_fraction
+from roll.rollout.batch import Credit, CreditAssignment, Experience, Shaping, experience, unknown_fraction
 from roll.rollout.record import Transcript, routed, single_turns
 from roll.training.actor_train import share_out
 from roll.types import Completion, FinishReason, RewardResult, RolloutGroup, Routes, StopReason
 from tests.unit.rollout.build import make_prompt, observed, sampled
-from tests.unit.rollout.test_credit import GRPO
 
 
 def routes_of(*experts: int) -> Routes:
@@ -59,11 +59,11 @@ def test_unknown_routes_are_counted_without_last_tokens() -> None:
     whole = experience_of(completion(2, *[1] * 4, 2, -1), completion(2, *[-1] * 4, 2, -1))
     assert whole.sequences.routes is not None
     assert unknown_fraction(whole.sequences, whole.sequences.routes) == pytest.approx(4 / 10)
-    _, metrics = CreditAssignment(Credit("grpo", GRPO))(whole, None)
+    _, metrics = CreditAssignment(Credit("grpo", Normalisation(mean="group")))(whole, None)
     assert metrics["router/unknown_fraction"] == pytest.approx(4 / 10)
 
 
-def experience_of(*said: Completion):
+def experience_of(*said: Completion) -> Experience:
     prompt = replace(make_prompt(0), token_ids=np.arange(4, dtype=np.int32))
     episodes = single_turns(prompt, said, [RewardResult(float(number)) for number in range(len(said))])
     return experience([RolloutGroup(prompt, episodes)], Shaping())
