@@ -8,7 +8,6 @@ learns.
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,26 +31,32 @@ class RouteReplay:
         """
         if (kind := causal.config.get_text_config().model_type) not in REPLAYED:
             raise ValueError(f"the routes of models of type {kind} cannot be replayed (only {', '.join(REPLAYED)})")
-        self._routes: Tensor | None = None
+        self._routers: dict[int, Any] = {}
         for name, router in router_modules(causal).items():
             found = LAYER.search(name)
             assert found, name
-            router.register_forward_hook(partial(self._ran, int(found[1])))
+            self._routers[int(found[1])] = router
+            router.register_forward_hook(_replayed)
+        self.begin(None)
 
     def begin(self, routes: Tensor | None) -> None:
         """Start a micro-batch with routes [T, layers, k], -1 where unknown, or without any.
 
-        They are kept until the next one starts, because the backward pass may call the routers again.
+        They are kept until the next one starts, because the backward pass may call the routers again. Layers without
+        experts have routes too, which are ignored.
         """
-        self._routes = routes
+        # Each router has its own, so that compiled layers, which share their code, need no number of the layer.
+        for layer, router in self._routers.items():
+            router.replayed_routes = None if routes is None else routes[:, layer]
 
-    def _ran(self, layer: int, router: Any, inputs: Any, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if self._routes is None:
-            return outputs
-        logits, scores, own = outputs
-        given = self._routes[:, layer].to(own.dtype)
-        chosen = torch.where((given >= 0).all(-1, keepdim=True), given, own)
-        return logits, expert_weights(logits, chosen, getattr(router, "norm_topk_prob", True)).to(scores.dtype), chosen
+
+def _replayed(router: Any, inputs: Any, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if (routes := router.replayed_routes) is None:
+        return outputs
+    logits, scores, own = outputs
+    given = routes.to(own.dtype)
+    chosen = torch.where((given >= 0).all(-1, keepdim=True), given, own)
+    return logits, expert_weights(logits, chosen, getattr(router, "norm_topk_prob", True)).to(scores.dtype), chosen
 
 
 def expert_weights(logits: Tensor, chosen: Tensor, normalised: bool) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from roll.engines.vllm import checks
 from roll.errors import Fault
 from tests.faults import assert_fault
 
@@ -164,5 +165,18 @@ def test_routes_that_cannot_be_replayed(faults_of: Callable[..., tuple[Fault, ..
     assert_fault(faults, "router_replay", "not_supported", "qwen3_moe", "a model of one of these types")
 
 
-def test_router_replay_is_accepted_with_experts(judged: Callable[..., str | None], experts: Path) -> None:
+def test_routes_on_the_cpu_need_triton_there(
+    faults_of: Callable[..., tuple[Fault, ...]],
+    judged: Callable[..., str | None],
+    experts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = faults_of(f"pretrain={experts}", REPLAY)
+    assert_fault(faults, "router_replay", "not_installed", "no backend for the CPU", "actor_infer.device_mapping")
+    monkeypatch.setattr(checks, "entry_points", lambda **asked: [asked])
     assert "router_replay" not in (judged(f"pretrain={experts}", REPLAY) or "")
+
+
+def test_router_replay_is_accepted_on_gpus(judged: Callable[..., str | None], experts: Path) -> None:
+    said = judged(f"pretrain={experts}", REPLAY, "+actor_infer.device_mapping=[0]")
+    assert "router_replay" not in (said or "")

@@ -92,6 +92,8 @@ class Case:
     variant: str = ""
     """A key of `VARIANTS`."""
     optimizer: str = "adamw"
+    replays: bool = False
+    """Replay the routes of the sequences."""
 
     @property
     def name(self) -> str:
@@ -104,6 +106,7 @@ class Case:
         parts += [f"experts over {self.expert_parallel}"] * (self.expert_parallel > 1)
         parts += ["inputs shared"] * self.share_inputs + ["sums in fp32"] * self.fp32_sums
         parts += [self.variant] * bool(self.variant) + [self.optimizer] * (self.optimizer != "adamw")
+        parts += ["replaying"] * self.replays
         return ", ".join(parts).replace(" ", "_")
 
 
@@ -196,6 +199,7 @@ def settings(case: Case, model: Path, seed: int, load: ModelLoader = load_policy
         token_budget=TOKEN_BUDGET,
         seed=seed,
         load=load,
+        replays_routes=case.replays,
     )
 
 

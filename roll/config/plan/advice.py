@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roll.config.derived.batch import has_pairs
+from roll.config.derived.batch import has_pairs, sequences_per_step
 from roll.config.derived.placement import model_roles
 from roll.config.plan.memory import RoleMemory, requests_in_flight
 from roll.config.plan.phases import phases
@@ -22,6 +22,8 @@ LEFT_OUT = 4 * GIB
 """Bytes of a GPU for what the estimate leaves out: the CUDA context, NCCL's buffers and fragmentation."""
 MOST_RESERVED = 0.95
 """Largest `gpu_memory_utilization` that is suggested."""
+ROUTE_BYTES = 2
+"""Bytes of the number of an expert in `Routes`."""
 WORTH_SAYING = 1.5
 """Least factor by which a micro-batch must be able to grow for the plan to say so."""
 
@@ -54,7 +56,7 @@ def cache_room(memory: RoleMemory, longest: int, gpu_memory: float) -> CacheRoom
 def advice_lines(config: Config, plan: Plan) -> list[str]:
     """Return the lines on engines and trained roles on GPUs of a known size, and on host memory."""
     lines = [*_cache_lines(config, plan), *_microbatch_lines(config, plan)] if config.gpu_memory_gib else []
-    return [*lines, *host_lines(config, plan)]
+    return [*lines, *host_lines(config, plan), *_routes_lines(config, plan)]
 
 
 def _cache_lines(config: Config, plan: Plan) -> Iterator[str]:
@@ -147,6 +149,14 @@ def host_lines(config: Config, plan: Plan) -> list[str]:
         if plan.roles[name].on_cpu
     }
     return [*lines, *([_host_line("roles on the CPU", on_cpu)] if on_cpu else [])]
+
+
+def _routes_lines(config: Config, plan: Plan) -> Iterator[str]:
+    shape = plan.shapes.get("actor_train")
+    if isinstance(config, RlvrConfig) and config.router_replay and shape and shape.experts:
+        each = ROUTE_BYTES * shape.num_hidden_layers * shape.experts.per_token
+        size = each * plan.batch.longest_sequence * sequences_per_step(config)
+        yield f"Routes to replay: {each:,} bytes per token, at most {size / GIB:.1f} GiB per step in the driver's memory"
 
 
 def _host_line(where: str, held: dict[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from roll.config.derived.batch import longest_sequence
@@ -15,6 +16,8 @@ from roll.engines.vllm.engine_args import engine_args_faults
 from roll.engines.vllm.settings import CPU_BLOCK, VllmConfig
 from roll.errors import Fault
 
+TRITON_BACKENDS = "triton.backends"
+"""Entry points under which packages announce backends of Triton."""
 LARGEST_ADAPTER_RANK = 512
 """vLLM's largest `max_lora_rank`."""
 CPU_HEADS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -38,7 +41,7 @@ def vllm_faults(
         problem = "vllm, but after a weight sync vLLM's log-probs of gpt-oss differ from the trainer's"
         yield Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer", "not_supported")
     if name == "actor_infer" and isinstance(config, RlvrConfig) and config.router_replay:
-        yield from _routes(engine, where, shape)
+        yield from _routes(engine, where, role, shape)
     if shape and shape.delta and role.device_mapping is None:
         yield from _hybrid_on_cpu(engine, where, name, role)
 
@@ -125,7 +128,7 @@ def _adapter(engine: VllmConfig, where: str, config: RlvrConfig, shape: ModelSha
         yield Fault(sync, problem, "set it to merged", "not_supported")
 
 
-def _routes(engine: VllmConfig, where: str, shape: ModelShape | None) -> Iterator[Fault]:
+def _routes(engine: VllmConfig, where: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
     """Yield faults of a model whose routes cannot be replayed, and of an engine that does not return them."""
     if shape and shape.experts is None:
         yield Fault("router_replay", "true, but the model has no experts, and so no router", "remove it", "no_effect")
@@ -135,6 +138,12 @@ def _routes(engine: VllmConfig, where: str, shape: ModelShape | None) -> Iterato
     if not engine.enable_prefix_caching:
         problem = "false, but router_replay is true, and vLLM returns routes only with its cache of prefixes"
         yield Fault(f"{where}.enable_prefix_caching", problem, "set it to true", "exclusive")
+    if role.device_mapping is None and not entry_points(group=TRITON_BACKENDS, name="cpu"):
+        problem = (
+            "true, but vLLM returns routes only with its second model runner, which needs Triton, and the installed "
+            "Triton has no backend for the CPU"
+        )
+        yield Fault("router_replay", problem, "remove it, or use GPUs (actor_infer.device_mapping)", "not_installed")
 
 
 def _hybrid_on_cpu(engine: VllmConfig, where: str, name: str, role: RoleConfig) -> Iterator[Fault]:

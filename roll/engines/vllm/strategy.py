@@ -220,7 +220,8 @@ class VllmGenerate:
         }
         if settings.returns_routes:
             arguments["enable_return_routed_experts"] = True
-            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the only one that returns routes
+            # The only runner that returns routes. On GPUs, vLLM chooses it by itself for most settings.
+            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
         if settings.adapter_rank is not None:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings.adapter_rank)
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}

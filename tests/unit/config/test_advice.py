@@ -198,6 +198,14 @@ def test_sync_of_small_run_needs_no_advice() -> None:
     )
 
 
+def test_routes_of_a_step_by_hand() -> None:
+    """48 layers with 8 experts per token of 2 bytes each; 1024 sequences of 10,240 tokens."""
+    config, plan = planned(*GRPO_8B, "pretrain=Qwen/Qwen3-30B-A3B", "+router_replay=true")
+    (line,) = [line for line in advice_lines(config, plan) if line.startswith("Routes")]
+    assert "768 bytes per token, at most 7.5 GiB per step" in line
+    assert not [line for line in advice_lines(*planned(*GRPO_8B)) if line.startswith("Routes")]
+
+
 def test_cpu_has_no_advice() -> None:
     words = ("gpu_name=H100", "actor_train.device_mapping=null", "actor_infer.device_mapping=null")
     config, plan = planned("gsm8k_rlvr", *words)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from roll.config.schema.model import ModelConfig
-from roll.models.layers import checkpoint_first, prepare_checkpointing
+from roll.models.layers import checkpoint_first, compile_layers, prepare_checkpointing
 from roll.models.load import add_lora, load_causal_model
 from roll.models.packed import PackedPolicy, filled_up, packed_inputs
 from roll.models.replay import RouteReplay
@@ -39,9 +39,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def written(kind: str, folder: Path) -> Path:
+def written(kind: str, folder: Path, **more: Any) -> Path:
     torch.manual_seed(0)
-    values = SHAPE | FAMILIES[kind] | {"num_experts_per_tok": CHOSEN}
+    values = SHAPE | FAMILIES[kind] | {"num_experts_per_tok": CHOSEN} | more
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values))
     for router in router_modules(model).values():
         for parameter in router.parameters():
@@ -68,7 +68,7 @@ def random_routes(batch: Sequences, unknown: float = 0.0) -> Routes:
 @contextmanager
 def forced(model: PreTrainedModel, routes: Routes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make torch's `topk` return the routes of [T, layers, k] in the routers, called in the order of the layers."""
-    topk, layers = torch.topk, iter(range(LAYERS))
+    topk, layers = torch.topk, iter(range(routes.shape[1]))
 
     def choose(values: Tensor, k: int, dim: int = -1, **more: Any) -> Any:
         own = topk(values, k, dim=dim, **more)
@@ -168,6 +168,28 @@ def test_router_loss_beside_replay(tmp_path: Path) -> None:
     got, _ = policy(packed_inputs(replace(batch, routes=random_routes(batch)), "cpu"))
     got.sum().backward()
     assert loss.end()["router/aux_loss"].item() > 0
+
+
+def test_routes_count_dense_layers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, batch = written("qwen3_moe", tmp_path, mlp_only_layers=[0, 2]), sequences([9, 12])
+    routes = random_routes(batch)
+    policy = replaying(folder)
+    assert len(router_modules(policy.causal)) == 2
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    theirs = expected(reference, batch, routes[:, [1, 3]], monkeypatch)
+    got, _ = policy(packed_inputs(replace(batch, routes=routes), "cpu"))
+    torch.testing.assert_close(got.double(), theirs, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.full
+def test_compiled_layers_share_the_replay(tmp_path: Path) -> None:
+    policy, batch = replaying(written("qwen3_moe", tmp_path)), sequences([9, 12])
+    given = [packed_inputs(replace(batch, routes=random_routes(batch, share)), "cpu") for share in (0.0, 0.4)]
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        plain = [policy(inputs)[0] for inputs in given]
+        compile_layers(policy.causal)
+        compiled = [policy(inputs)[0] for inputs in given]
+    torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_padding_for_shared_tokens_has_no_routes() -> None:
