@@ -172,14 +172,14 @@ class Running:
         self.wait(update())
 
 
-def update_during_generation(engine: Running, new: PackedPolicy, prompt: Ints) -> list[Completion]:
+def update_during_generation(engine: Running, new: PackedPolicy, prompt: Ints, tokens: int = 900) -> list[Completion]:
     """Start generating four samples, update the engine's weights meanwhile, and return the samples."""
     buckets = engine.buckets(WeightView(new.model))
     engine.policy, engine.version = new, engine.version + 1
 
     async def run() -> list[Completion]:
         answer = asyncio.create_task(
-            whole(engine.engine.generate(prompt, Sampling(900, samples=4, ignore_eos=True), None))
+            whole(engine.engine.generate(prompt, Sampling(tokens, samples=4, ignore_eos=True), None))
         )
         await asyncio.sleep(0)  # let the task send its request
         if not isinstance(engine.engine, HfGenerate):
@@ -194,9 +194,9 @@ def update_during_generation(engine: Running, new: PackedPolicy, prompt: Ints) -
 
 
 def generate_across_an_update(
-    engine: Running, small_model: Path, prompt: Ints, seed: int
+    engine: Running, small_model: Path, prompt: Ints, seed: int, tokens: int = 900
 ) -> tuple[PackedPolicy, list[Completion], Bools]:
-    """Update the engine while it generates four samples.
+    """Update the engine while it generates four samples of this number of tokens.
 
     Returns:
         The policy before the update, the samples, and a bool mask of the tokens that were sampled before the update,
@@ -205,7 +205,7 @@ def generate_across_an_update(
     # This process may be delayed until generation has finished: retry until an update falls within a generation.
     for attempt in range(10):
         before = engine.policy
-        completions = update_during_generation(engine, policy(small_model, seed + attempt), prompt)
+        completions = update_during_generation(engine, policy(small_model, seed + attempt), prompt, tokens)
         old = np.stack([completion.policy_versions == engine.version - 1 for completion in completions])
         if isinstance(engine.engine, HfGenerate) or (old.any() and not old.all()):
             break

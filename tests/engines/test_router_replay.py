@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,38 +20,56 @@ from roll.models.load import load_causal_model
 from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.replay import RouteReplay
 from roll.models.routers import router_modules
-from roll.types import Completion, Ints, Sampling
+from roll.types import Completion, Ints, Routes, Sampling
 from tests import limits
-from tests.engines.generating import MAX_MODEL_LEN, PROMPTS, Running, engine_log_probs, policy, running
+from tests.engines.generating import (
+    MAX_MODEL_LEN,
+    PROMPTS,
+    Running,
+    engine_log_probs,
+    generate_across_an_update,
+    policy,
+    running,
+)
+from tests.engines.interpreted_triton import interpreted_triton
 
 pytestmark = pytest.mark.full
 TOLERANCE = 1e-5
 """Largest allowed difference in fp32, in nats per token."""
-SAMPLING = Sampling(40, samples=8, ignore_eos=True)
+SAMPLING = Sampling(24, samples=6, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    """Set the environment variables that the worker layer sets for an engine."""
-    with pytest.MonkeyPatch.context() as patch:
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set the environment variables that the worker layer sets for an engine, and those that interpret Triton."""
+    with pytest.MonkeyPatch.context() as patch, interpreted_triton(tmp_path_factory.mktemp("triton")):
         patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
         patch.setenv("OMP_NUM_THREADS", "1")
+        # This process has Triton without the backend already, and only checks the engine's settings.
+        patch.setattr("vllm.config.vllm.HAS_TRITON", True)
         yield
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def engine(
-    request: pytest.FixtureRequest, expert_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Running]]:
-    """Return the precision, and an engine that returns routes."""
-    config = VllmConfig.model_validate({"enforce_eager": True, "kv_cache_gib": 0.25, "max_num_seqs": 64})
-    model_args = ModelConfig.model_validate({"dtype": request.param})
+@contextmanager
+def routing(
+    model: Path, folder: Path, dtype: str, keeps_kv_cache: bool = True, cache: float = 0.25
+) -> Iterator[Running]:
+    """Start an engine that returns routes, with `cache` GiB for its KV cache."""
+    config = VllmConfig.model_validate({"enforce_eager": True, "kv_cache_gib": cache, "max_num_seqs": 64})
     settings = VllmSettings(
-        str(expert_model), model_args, config, MAX_MODEL_LEN, None, 0, takes_turns=False, keeps_kv_cache=True
+        str(model),
+        ModelConfig.model_validate({"dtype": dtype}),
+        config,
+        MAX_MODEL_LEN,
+        adapter_rank=None,
+        seed=0,
+        takes_turns=False,
+        keeps_kv_cache=keeps_kv_cache,
+        returns_routes=True,
     )
-    built = replace(settings, returns_routes=True).build(Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START))
-    with ExitStack() as stack:
-        yield request.param, stack.enter_context(running("vllm", expert_model, tmp_path_factory.mktemp("r3"), built))
+    rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
+    with running("vllm", model, folder, settings.build(rank)) as one:
+        yield one
 
 
 @dataclass(frozen=True)
@@ -120,8 +138,48 @@ def check(one: Running, dtype: str, model: Path) -> None:
         assert kl(found.after) < kl(found.before)
 
 
-def test_replayed_routes_are_the_engines(engine: tuple[str, Running], expert_model: Path) -> None:
-    dtype, one = engine
-    check(one, dtype, expert_model)
-    one.push(policy(expert_model, seed=1))
-    check(one, dtype, expert_model)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_replayed_routes_are_the_engines(dtype: str, expert_model: Path, tmp_path: Path) -> None:
+    with routing(expert_model, tmp_path, dtype) as one:
+        check(one, dtype, expert_model)
+        one.push(policy(expert_model, seed=1))
+        check(one, dtype, expert_model)
+
+
+def test_preempted_responses_have_their_routes(expert_model: Path, tmp_path: Path) -> None:
+    sampling = Sampling(180, samples=16, ignore_eos=True)
+    with routing(expert_model, tmp_path, "fp32", cache=1.25 * MAX_MODEL_LEN / 2**20) as one:
+        [completions] = one.generate([PROMPTS[2]], sampling)
+        assert len(completions) * 180 > 2 * 1.25 * MAX_MODEL_LEN, "all at once do not fit into the cache"
+        found = compared(expert_model, "fp32", [(PROMPTS[2], each) for each in completions], one.policy)
+    assert found.same_routes > 0.999
+    assert found.after.abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept cache", "recomputed"])
+def test_an_update_leaves_earlier_routes(keeps: bool, expert_model: Path, tmp_path: Path) -> None:
+    prompt = PROMPTS[2]
+    with routing(expert_model, tmp_path, "fp32", keeps) as one:
+        before, completions, old = generate_across_an_update(one, expert_model, prompt, seed=5, tokens=120)
+    assert old.any() and not old.all()
+    for completion, earlier in zip(completions, old, strict=True):
+        read = len(prompt) + int(earlier.sum()) - 1  # the engine had not read the last token
+        assert completion.routes is not None and (completion.routes[:-1] >= 0).all()
+        own = own_routes(before, np.concatenate([prompt, completion.token_ids]))
+        assert (own[:read] == np.sort(completion.routes[:read], -1)).all(-1).mean() > 0.999
+        later = (own[read:-1] == np.sort(completion.routes[read:-1], -1)).all(-1).mean()
+        assert later < 0.9, "the new weights choose otherwise"
+
+
+@torch.no_grad()
+def own_routes(current: PackedPolicy, ids: Ints) -> Routes:
+    """Return the routes [T, layers, k] that the policy chooses by itself, each sorted."""
+    seen: list[Tensor] = []
+    hooks = [
+        router.register_forward_hook(lambda router, inputs, outputs: seen.append(outputs[2]))
+        for router in router_modules(current.causal).values()
+    ]
+    current(packed_inputs(concatenate([ids], [np.arange(len(ids)) > 0]), "cpu"))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(seen, 1).sort(-1).values.numpy().astype(np.int16)

@@ -18,7 +18,7 @@ NAMES = ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", 
 
 HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 """Values of `model_type` for models that mix gated-delta layers with attention layers."""
-REPLAYED = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "gpt_oss")
+REPLAYED = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")
 """Values of `model_type` for models whose routers can replay the engine's choice of experts, as tests show."""
 LINEAR = "linear_attention"
 """Name of a gated-delta layer in `layer_types` of config.json."""

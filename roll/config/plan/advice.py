@@ -156,7 +156,8 @@ def _routes_lines(config: Config, plan: Plan) -> Iterator[str]:
     if isinstance(config, RlvrConfig) and config.router_replay and shape and shape.experts:
         each = ROUTE_BYTES * shape.num_hidden_layers * shape.experts.per_token
         size = each * plan.batch.longest_sequence * sequences_per_step(config)
-        yield f"Routes to replay: {each:,} bytes per token, at most {size / GIB:.1f} GiB per step in the driver's memory"
+        held = f"at most {size / GIB:.1f} GiB per step in the driver's memory"
+        yield f"Routes to replay: {each:,} bytes per token, {held}"
 
 
 def _host_line(where: str, held: dict[str, int]) -> str:

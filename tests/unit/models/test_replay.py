@@ -35,7 +35,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "olmoe": {"num_experts": EXPERTS},
     "mixtral": {"num_local_experts": EXPERTS},
-    "gpt_oss": {"num_local_experts": EXPERTS, "head_dim": 8, "sliding_window": 6},
 }
 
 
