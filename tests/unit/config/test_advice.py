@@ -202,7 +202,7 @@ def test_routes_of_a_step_by_hand() -> None:
     """48 layers with 8 experts per token of 2 bytes each; 1024 sequences of 10,240 tokens."""
     config, plan = planned(*GRPO_8B, "pretrain=Qwen/Qwen3-30B-A3B", "+router_replay=true")
     (line,) = [line for line in advice_lines(config, plan) if line.startswith("Routes")]
-    assert "768 bytes per token, at most 7.5 GiB per step" in line
+    assert " 768 bytes" in line and " 7.5 GiB" in line
     assert not [line for line in advice_lines(*planned(*GRPO_8B)) if line.startswith("Routes")]
 
 

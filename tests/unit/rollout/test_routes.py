@@ -39,7 +39,7 @@ def test_responses_to_one_prompt_have_own_routes() -> None:
     assert unknown_fraction(found, found.routes) == 0.0
 
 
-def test_turns_fill_the_routes_of_what_stood_before_them() -> None:
+def test_turns_fill_unknown_routes_of_earlier_turns() -> None:
     transcript = Transcript(np.array([1, 2], np.int32), "")
     transcript.act(completion(2, 4, 5, 6, -1), (), "")
     transcript.go_on(np.array([3], np.int32), "")
@@ -79,5 +79,5 @@ def test_only_the_policy_gets_routes() -> None:
 
 
 def test_routes_of_another_length_are_an_error() -> None:
-    with pytest.raises(AssertionError, match="routes of 3 tokens for a path of 2"):
+    with pytest.raises(AssertionError, match="3 tokens"):
         routed([observed([1]), sampled([2])], routes_of(1, 2, 3))
