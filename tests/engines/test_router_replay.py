@@ -20,6 +20,7 @@ from roll.models.load import load_causal_model
 from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.replay import RouteReplay
 from roll.models.routers import router_modules
+from roll.system.sizes import GIB
 from roll.types import Completion, Ints, Routes, Sampling
 from tests import limits
 from tests.engines.generating import (
@@ -36,6 +37,8 @@ from tests.engines.interpreted_triton import interpreted_triton
 pytestmark = pytest.mark.full
 TOLERANCE = 1e-5
 """Largest allowed difference in fp32, in nats per token."""
+TOKEN_BYTES = 1024
+"""Keys and values of a token of the model: 2 layers, 2 heads of 32 numbers of 4 bytes."""
 SAMPLING = Sampling(24, samples=6, ignore_eos=True)
 
 
@@ -52,15 +55,15 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @contextmanager
 def routing(
-    model: Path, folder: Path, dtype: str, keeps_kv_cache: bool = True, cache: float = 0.25
+    model: Path, folder: Path, dtype: str, keeps_kv_cache: bool = True, cached_tokens: int = 1 << 18
 ) -> Iterator[Running]:
-    """Start an engine that returns routes, with `cache` GiB for its KV cache."""
-    config = VllmConfig.model_validate({"enforce_eager": True, "kv_cache_gib": cache, "max_num_seqs": 64})
+    """Start an engine that returns routes, with room for this number of tokens in its KV cache in fp32."""
+    keys = {"enforce_eager": True, "kv_cache_gib": cached_tokens * TOKEN_BYTES / GIB, "block_size": 32}
     settings = VllmSettings(
         str(model),
         ModelConfig.model_validate({"dtype": dtype}),
-        config,
-        MAX_MODEL_LEN,
+        VllmConfig.model_validate(keys | {"max_num_seqs": 64}),
+        min(MAX_MODEL_LEN, cached_tokens // 2),
         adapter_rank=None,
         seed=0,
         takes_turns=False,
@@ -147,11 +150,11 @@ def test_replayed_routes_are_the_engines(dtype: str, expert_model: Path, tmp_pat
 
 
 def test_preempted_responses_have_their_routes(expert_model: Path, tmp_path: Path) -> None:
-    sampling = Sampling(180, samples=16, ignore_eos=True)
-    with routing(expert_model, tmp_path, "fp32", cache=1.25 * MAX_MODEL_LEN / 2**20) as one:
-        [completions] = one.generate([PROMPTS[2]], sampling)
-        assert len(completions) * 180 > 2 * 1.25 * MAX_MODEL_LEN, "all at once do not fit into the cache"
-        found = compared(expert_model, "fp32", [(PROMPTS[2], each) for each in completions], one.policy)
+    sampling, prompt, room = Sampling(90, samples=8, ignore_eos=True), PROMPTS[2], 320
+    with routing(expert_model, tmp_path, "fp32", cached_tokens=room) as one:
+        [completions] = one.generate([prompt], sampling)
+        found = compared(expert_model, "fp32", [(prompt, each) for each in completions], one.policy)
+    assert sum(len(each.token_ids) for each in completions) > 2 * room, "the cache cannot hold all at once"
     assert found.same_routes > 0.999
     assert found.after.abs().max() < TOLERANCE
 
@@ -160,7 +163,7 @@ def test_preempted_responses_have_their_routes(expert_model: Path, tmp_path: Pat
 def test_an_update_leaves_earlier_routes(keeps: bool, expert_model: Path, tmp_path: Path) -> None:
     prompt = PROMPTS[2]
     with routing(expert_model, tmp_path, "fp32", keeps) as one:
-        before, completions, old = generate_across_an_update(one, expert_model, prompt, seed=5, tokens=120)
+        before, completions, old = generate_across_an_update(one, expert_model, prompt, seed=5, tokens=48)
     assert old.any() and not old.all()
     for completion, earlier in zip(completions, old, strict=True):
         read = len(prompt) + int(earlier.sum()) - 1  # the engine had not read the last token

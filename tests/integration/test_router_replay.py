@@ -40,19 +40,17 @@ def experts() -> PreTrainedModel:
 def test_a_run_replays_the_engines_routes(world: World, tmp_path: Path) -> None:
     torch.manual_seed(0)
     write(experts(), world.folder / "experts", pickled=False)
-    keys = ["pretrain=experts", "max_steps=3", "save_steps=0", "num_return_sequences_in_group=4"]
+    keys = ["pretrain=experts", "max_steps=2", "save_steps=0", "num_return_sequences_in_group=4"]
     keys += ["lora_target=null", "entropy_loss_coef=0.1", "actor_train.training_args.learning_rate=1e-4"]
-    keys += ["actor_train.model_args.dtype=bf16", "actor_infer.model_args.dtype=bf16"]
+    keys += ["actor_train.model_args.dtype=bf16", "actor_infer.model_args.dtype=bf16", "actor_train.world_size=1"]
     found = {}
     with interpreted_triton(tmp_path) as variables:
         for name, replays in (("chosen", "false"), ("replayed", "true")):
-            process = world.start(*world.rlvr(name, *keys, f"router_replay={replays}"), environment=variables)
+            process = world.start(*world.rlvr(name, *keys, f"+router_replay={replays}"), environment=variables)
             outcome = world.wait(process)
             assert outcome.status == 0, outcome.output
             found[name] = world.metrics(name)[1:]
-    for name, steps in found.items():
-        print(name, [(step["mismatch/kl"], step["mismatch/logprob_abs_diff_mean"]) for step in steps])
     assert all(step["router/unknown_fraction"] == 0 for step in found["replayed"])
     assert not any("router/unknown_fraction" in step for step in found["chosen"])
-    before, after = (sum(step["mismatch/kl"] for step in steps) / 3 for steps in found.values())
+    before, after = (sum(step["mismatch/kl"] for step in steps) for steps in found.values())
     assert 0 < after < before
