@@ -18,6 +18,7 @@ SET_BY_ROLL: Mapping[str, str] = {
     "logprobs_mode": "losses need the log-probs of the distribution that was sampled from",
     "generation_config": "generating_args alone set the sampling",
     "weight_transfer_config": "weights arrive by roll's own transfer",
+    "enable_return_routed_experts": "router_replay asks for the routes of tokens",
     "enable_lora": "weight_sync.lora decides whether an engine gets adapters",
     "max_loras": "an engine has one adapter",
     "max_lora_rank": "it follows from lora_rank",
