@@ -57,15 +57,31 @@ LEFT_OUT = ("~reference", "~kl_loss_coef")
 """Keys of the tiny task without which it starts sooner."""
 
 
-@dataclass(frozen=True)
-class Struck:
-    """What happened to a run whose host was struck. Times are seconds after the fault."""
+Fault = Callable[[Lab], None]
+"""Does something to the hosts, and returns when it is over."""
 
-    status: int | None
-    """Exit status, None if the run had not ended after LONGEST."""
+
+@dataclass(frozen=True)
+class Blow:
+    """What a fault did to a run. Times are seconds after its begin."""
+
+    trained: float | None
+    """Time of the next step that began and ended after it, None without one."""
     noticed: float | None
     """Time of the first line that tells of the fault."""
+    said: Sequence[str]
+    """The lines that tell of it."""
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What happened to a run whose hosts were struck."""
+
+    blows: Sequence[Blow]
+    status: int | None
+    """Exit status, None if the run had not ended after LONGEST."""
     ended: float
+    """Seconds from the last fault to the end."""
     said: Sequence[str]
     """All lines that the run printed."""
     left: Mapping[str, Sequence[str]]
@@ -93,16 +109,16 @@ def strike(
     world: Path,
     name: str,
     overrides: Mapping[str, object],
-    fault: Callable[[Lab, Path], None],
+    faults: Sequence[Fault],
     folder: str = SHARED,
     disk: str = "4g",
 ) -> Struck:
-    """Run the tiny task over two hosts, strike it after its first step, and wait for its end.
+    """Run the tiny task over two hosts, strike it after its first step and after each recovery, and wait for its end.
 
     Args:
         world: folder with the model, the problems and the warmed-up policy, which all hosts share.
         overrides: keys of the placement.
-        fault: does it, given the lab and the run folder. It may wait.
+        faults: each strikes once the run has trained a step since the one before.
         folder: where the run folder is on the first host, which has the driver.
         disk: size of each host's `/tmp`.
     """
@@ -118,26 +134,46 @@ def strike(
         )
         following = threading.Thread(target=output.follow, args=(run,), daemon=True)
         following.start()
-        run_folder = made.hosts[0].path(f"{folder}/{name}")
-        records = run_folder / "metrics.jsonl"
-        limits.until(
-            lambda: run.poll() is not None or _steps(records) >= STRUCK_AFTER,
-            f"{name} has trained step {STRUCK_AFTER}",
-            limits.RUN,
-        )
-        assert run.poll() is None, "\n".join(line for _, line in output.lines)
-        began = time.monotonic()
-        fault(made, run_folder)
-        while run.poll() is None and time.monotonic() < began + LONGEST:
+        records = made.hosts[0].path(f"{folder}/{name}/metrics.jsonl")
+        times = [_struck(made, run, records, fault) for fault in faults]
+        while run.poll() is None and time.monotonic() < times[-1][0] + LONGEST:
             time.sleep(0.5)
-        ended = time.monotonic() - began
-        status = run.poll()
+        ended, status = time.monotonic() - times[-1][0], run.poll()
         left = {host.name: _left(made, host) for host in made.hosts} if status is not None else {}
         if status is None:
             run.kill()
         following.join(limits.END)
-    told = [at - began for at, line in output.lines if at > began and NOTICED.search(line)]
-    return Struck(status, told[0] if told else None, ended, [line for _, line in output.lines], left)
+    blows = [
+        _blow(output, began, trained, until)
+        for (began, trained), until in zip(times, [*(at for at, _ in times[1:]), float("inf")], strict=True)
+    ]
+    return Struck(blows, status, ended, [line for _, line in output.lines], left)
+
+
+def _struck(made: Lab, run: subprocess.Popen[str], records: Path, fault: Fault) -> tuple[float, float | None]:
+    """Strike a run once it trains. Return the time of the fault, and the time at which it trained again, None if it did
+    not.
+    """
+    before = _steps(records)
+    limits.until(
+        lambda: run.poll() is not None or _steps(records) >= max(STRUCK_AFTER, before + 1), "it trains", limits.RUN
+    )
+    assert run.poll() is None, f"the run ended with {run.poll()} before a fault"
+    began = time.monotonic()
+    fault(made)
+    # The step under way may have needed nothing of the host.
+    after = _steps(records) + 2
+    while run.poll() is None and time.monotonic() < began + LONGEST:
+        if _steps(records) >= after:
+            return began, time.monotonic()
+        time.sleep(0.2)
+    return began, None
+
+
+def _blow(output: Output, began: float, trained: float | None, until: float) -> Blow:
+    told = [(at - began, line) for at, line in output.lines if began < at < until and NOTICED.search(line)]
+    again = None if trained is None else trained - began
+    return Blow(again, told[0][0] if told else None, [f"{at:.0f} s: {line}" for at, line in told])
 
 
 def _steps(records: Path) -> int:
