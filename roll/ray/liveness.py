@@ -20,7 +20,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import WorkerDied
+from roll.ray.cluster import temporary
 from roll.ray.placement import address_of
+from roll.system.caretaker import Caretaker
 from roll.system.event_loop import guarded
 from roll.system.signs import ProcessActivity, process_activity
 from roll.system.tree import Problem, ProcessFinding, end_family, find_stopped
@@ -247,10 +249,14 @@ def is_own(node_id: str | None) -> bool:
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Probe:
-    """An actor that checks the processes of its node."""
+    """An actor that checks the processes of its node, and lets a `Caretaker` look after them."""
+
+    _caretaker: Caretaker | None = None
 
     def process_findings(self, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         """See `find_stopped`."""
+        self._caretaker = self._caretaker or Caretaker(temporary())
+        self._caretaker.watch(pids)
         return find_stopped(pids)
 
     def end_family(self, pid: int) -> None:
