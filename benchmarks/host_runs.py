@@ -6,7 +6,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -126,6 +126,7 @@ def strike(
         for host in made.hosts:
             host.environment.update(DEADLINES)
         joined = start_cluster(made)
+        before = {host.name: _files(host) for host in made.hosts}
         keys = {"output_dir": f"{folder}/{name}", **SMALL, **overrides}
         words = [*LEFT_OUT, *(f"{key}={value}" for key, value in keys.items())]
         run, output = (
@@ -139,7 +140,7 @@ def strike(
         while run.poll() is None and time.monotonic() < times[-1][0] + LONGEST:
             time.sleep(0.5)
         ended, status = time.monotonic() - times[-1][0], run.poll()
-        left = {host.name: _left(made, host) for host in made.hosts} if status is not None else {}
+        left = {host.name: _left(made, host, before[host.name]) for host in made.hosts} if status is not None else {}
         if status is None:
             run.kill()
         following.join(limits.END)
@@ -182,24 +183,27 @@ def _steps(records: Path) -> int:
     return len(lines) - 1
 
 
-def _left(made: Lab, host: Host) -> list[str]:
-    """Wait until nothing of the run is left on a host that is back, and return what is left after GONE_SECONDS."""
+def _left(made: Lab, host: Host, before: Set[str]) -> list[str]:
+    """Wait until nothing of the run is left on a host that is back, and return what is left after GONE_SECONDS.
+
+    `before`: the files on the host before the run.
+    """
     if not Path(f"/proc/{host.init}").exists():
         return []
     host.freeze(still=False)
     made.cut(host, off=False)
     end = time.monotonic() + GONE_SECONDS
-    while (found := _found(host)) and time.monotonic() < end:
+    while (found := _found(host, before)) and time.monotonic() < end:
         time.sleep(1)
     return found
 
 
-def _found(host: Host) -> list[str]:
+def _found(host: Host, before: Set[str]) -> list[str]:
     programs = [line[:80] for line in host.programs() if not RAY_OWN.search(line)]
-    files = [
-        str(path.name)
-        for folder in ("/tmp", "/dev/shm")
-        for path in host.path(folder).iterdir()
-        if path.name.startswith(("roll-", "psm_", "sem."))
-    ]
-    return programs + files
+    return programs + sorted(_files(host) - before)
+
+
+def _files(host: Host) -> set[str]:
+    """Return what is in the folders for temporary files, except the benchmark's own, and torch's cache of kernels."""
+    found = {path for folder in ("/tmp", "/dev/shm") for path in host.path(folder).iterdir()}
+    return {path.name for path in found if path.name != "filled" and not path.name.startswith("torchinductor_")}
