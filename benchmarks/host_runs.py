@@ -71,6 +71,8 @@ class Blow:
     """Time of the first line that tells of the fault."""
     said: Sequence[str]
     """The lines that tell of it."""
+    there: Sequence[str]
+    """The run's processes on the second host once it trained on, or ended."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,10 @@ def strike(
         following = threading.Thread(target=output.follow, args=(run,), daemon=True)
         following.start()
         records = made.hosts[0].path(f"{folder}/{name}/metrics.jsonl")
-        times = [_struck(made, run, records, fault) for fault in faults]
+        times, there = list[tuple[float, float | None]](), list[list[str]]()
+        for fault in faults:
+            times.append(_struck(made, run, records, fault))
+            there.append(_programs(made.hosts[1]))
         while run.poll() is None and time.monotonic() < times[-1][0] + LONGEST:
             time.sleep(0.5)
         ended, status = time.monotonic() - times[-1][0], run.poll()
@@ -145,8 +150,10 @@ def strike(
             run.kill()
         following.join(limits.END)
     blows = [
-        _blow(output, began, trained, until)
-        for (began, trained), until in zip(times, [*(at for at, _ in times[1:]), float("inf")], strict=True)
+        _blow(output, began, trained, until, programs)
+        for (began, trained), until, programs in zip(
+            times, [*(at for at, _ in times[1:]), float("inf")], there, strict=True
+        )
     ]
     return Struck(blows, status, ended, [line for _, line in output.lines], left)
 
@@ -171,10 +178,10 @@ def _struck(made: Lab, run: subprocess.Popen[str], records: Path, fault: Fault) 
     return began, None
 
 
-def _blow(output: Output, began: float, trained: float | None, until: float) -> Blow:
+def _blow(output: Output, began: float, trained: float | None, until: float, there: Sequence[str]) -> Blow:
     told = [(at - began, line) for at, line in output.lines if began < at < until and NOTICED.search(line)]
     again = None if trained is None else trained - began
-    return Blow(again, told[0][0] if told else None, [f"{at:.0f} s: {line}" for at, line in told])
+    return Blow(again, told[0][0] if told else None, [f"{at:.0f} s: {line}" for at, line in told], there)
 
 
 def _steps(records: Path) -> int:
@@ -199,8 +206,11 @@ def _left(made: Lab, host: Host, before: Set[str]) -> list[str]:
 
 
 def _found(host: Host, before: Set[str]) -> list[str]:
-    programs = [line[:80] for line in host.programs() if not RAY_OWN.search(line)]
-    return programs + sorted(_files(host) - before)
+    return _programs(host) + sorted(_files(host) - before)
+
+
+def _programs(host: Host) -> list[str]:
+    return [line[:80] for line in host.programs() if not RAY_OWN.search(line)]
 
 
 def _files(host: Host) -> set[str]:

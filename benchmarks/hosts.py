@@ -116,7 +116,7 @@ def rows(cases: Sequence[Case], struck: Struck) -> list[str]:
     for case, blow in zip(cases, struck.blows, strict=True):
         trained = "did not train on" if blow.trained is None else f"trained on after {blow.trained:.0f} s"
         noticed = "not said" if blow.noticed is None else f"{blow.noticed:.0f} s"
-        lines.append(f"| {case.fault} | {case.role} | {trained} | {noticed} | {' / '.join(blow.said)} |")
+        lines.append(f"| {case.fault} | {case.role} | {trained} | {noticed} | {' / '.join(blow.said)} | {', '.join(blow.there)} |")
     return [*lines, f"| {end} | {struck.last_line.strip()} | left: {left} |"]
 
 
@@ -131,7 +131,7 @@ def main() -> int:
         print(why, file=sys.stderr)
         return 2
     prepare(given.world)
-    print("| fault | role hit | outcome | noticed | said |\n|---|---|---|---|---|", flush=True)
+    print("| fault | role hit | outcome | noticed | said | on the host then |\n|---|---|---|---|---|---|", flush=True)
     names = given.faults or list(CASES)
     for together in [names] if given.together else [[name] for name in names]:
         cases, run = [CASES[name] for name in together], f"{together[0]}-{int(time.time())}"

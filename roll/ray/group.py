@@ -59,6 +59,8 @@ LOST = "its host {} is lost"
 """What is said of a rank whose host died, or was not reached for so long that Ray takes it for dead."""
 NODE_DIED = re.compile(r"(?:the actor's node was terminated \w+|The actor is not schedulable): (.{1,200})")
 """What Ray says of a dead node in the error of a call, and of a rank that was to start there."""
+NOT_REACHED = re.compile(r"is unavailable: (.{1,200}?)\.? The task may")
+"""What Ray says of a rank whose connection broke, although it knows of no death: its process may live on."""
 NODE_LOOKS, NODE_EVERY = 12, 5.0
 """How often, and every how many seconds, a rank without a living node looks for one before its restart has failed."""
 LOG_TAIL = 1 << 20
@@ -417,13 +419,20 @@ class WorkerGroup(Ranks[S]):
         else:
             kind = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
         if died:
-            # The last line has the exception of a process that failed during its start, or tells how the process ended.
-            said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
-            if why := NODE_DIED.search(" ".join(str(cause).split())):
-                said = f"{LOST.format(self.host(rank))}: {why[1]}"
+            said = self._death(rank, cause)
         else:
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
         return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))
+
+    def _death(self, rank: int, cause: BaseException) -> str:
+        """Return what Ray's error says of the end of a rank's process."""
+        text = " ".join(str(cause).split())
+        if why := NODE_DIED.search(text):
+            return f"{LOST.format(self.host(rank))}: {why[1]}"
+        if why := NOT_REACHED.search(text):
+            return f"its process on host {self.host(rank)} was not reached for a while: {why[1]}"
+        # The last line has the exception of a process that failed during its start, or tells how the process ended.
+        return f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
 
     async def peak_bytes(self) -> int | None:
         """Return the largest memory peak of any rank in bytes, or None if unknown."""
