@@ -116,7 +116,8 @@ def rows(cases: Sequence[Case], struck: Struck) -> list[str]:
     for case, blow in zip(cases, struck.blows, strict=True):
         trained = "did not train on" if blow.trained is None else f"trained on after {blow.trained:.0f} s"
         noticed = "not said" if blow.noticed is None else f"{blow.noticed:.0f} s"
-        lines.append(f"| {case.fault} | {case.role} | {trained} | {noticed} | {' / '.join(blow.said)} | {', '.join(blow.there)} |")
+        parts = (case.fault, case.role, trained, noticed, " / ".join(blow.said), ", ".join(blow.there))
+        lines.append(f"| {' | '.join(parts)} |")
     return [*lines, f"| {end} | {struck.last_line.strip()} | left: {left} |"]
 
 
