@@ -25,6 +25,7 @@ TRAINER = {"actor_train.world_size": 2}
 ENGINE = {"actor_infer.world_size": 2}
 WHOLE = {**ENGINE, "weight_sync.lora": "merged", "weight_sync.bucket_mib": 1}
 REWARDS = {"rewards.arithmetic.world_size": 2}
+EACH = {**TRAINER, **WHOLE, **REWARDS}
 
 
 def die(made: Lab) -> None:
@@ -99,8 +100,7 @@ CASES = {
     "cut-5": Case("network cut for 5 s", "an engine, whole weights", WHOLE, cut(5)),
     "cut-30": Case("network cut for 30 s", "an engine, whole weights", WHOLE, cut(30)),
     "cut-30-trainer": Case("network cut for 30 s", "a rank of the trainer", TRAINER, cut(30)),
-    "cut-120": Case("network cut for 120 s", "an engine, whole weights", WHOLE, cut(120)),
-    "cut-120-trainer": Case("network cut for 120 s", "a rank of the trainer", TRAINER, cut(120)),
+    "cut-120": Case("network cut for 120 s", "a rank of each role", EACH, cut(120)),
     "cut-300": Case("network cut for 300 s", "an engine, whole weights", WHOLE, cut(300)),
     "cut-300-trainer": Case("network cut for 300 s", "a rank of the trainer", TRAINER, cut(300)),
     "disk": Case("disk full on the other host", "an engine, whole weights", WHOLE, fill(1), SMALL_DISK),
