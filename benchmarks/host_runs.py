@@ -114,6 +114,7 @@ def strike(
     faults: Sequence[Fault],
     folder: str = SHARED,
     disk: str = "4g",
+    driver: int = 0,
 ) -> Struck:
     """Run the tiny task over two hosts, strike it after its first step and after each recovery, and wait for its end.
 
@@ -121,8 +122,9 @@ def strike(
         world: folder with the model, the problems and the warmed-up policy, which all hosts share.
         overrides: keys of the placement.
         faults: each strikes once the run has trained a step since the one before.
-        folder: where the run folder is on the first host, which has the driver.
+        folder: where the run folder is on the driver's host.
         disk: size of each host's `/tmp`.
+        driver: the driver's host, 1 for the second. Ray's head is on the first.
     """
     with lab(2, shared=world, disk=disk) as made:
         for host in made.hosts:
@@ -132,12 +134,12 @@ def strike(
         keys = {"output_dir": f"{folder}/{name}", **SMALL, **overrides}
         words = [*LEFT_OUT, *(f"{key}={value}" for key, value in keys.items())]
         run, output = (
-            train(made.hosts[0], joined, "--config-name", "tiny/tiny_rlvr_lora_zero3", *words, folder=SHARED),
+            train(made.hosts[driver], joined, "--config-name", "tiny/tiny_rlvr_lora_zero3", *words, folder=SHARED),
             Output(),
         )
         following = threading.Thread(target=output.follow, args=(run,), daemon=True)
         following.start()
-        records = made.hosts[0].path(f"{folder}/{name}/metrics.jsonl")
+        records = made.hosts[driver].path(f"{folder}/{name}/metrics.jsonl")
         times, there = list[tuple[float, float | None]](), list[list[str]]()
         for fault in faults:
             times.append(_struck(made, run, records, fault))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -39,6 +40,11 @@ def lose_head(made: Lab) -> None:
     for pid in made.hosts[0].processes():
         if Path(f"/proc/{pid}/comm").read_text().startswith("gcs_server"):
             os.kill(pid, 9)
+
+
+def cut_head(made: Lab) -> None:
+    """Cut off the first host, with Ray's head, for ever."""
+    made.cut(made.hosts[0])
 
 
 def freeze(seconds: float | None) -> Fault:
@@ -82,7 +88,7 @@ class Case:
     """The role that is hit."""
     overrides: Mapping[str, object]
     strike: Fault
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `strike`."""
 
 
@@ -93,6 +99,7 @@ CASES = {
     "death-whole": Case("host died", "an engine, whole weights", WHOLE, die),
     "death-rewards": Case("host died", "a worker of rewards", REWARDS, die),
     "head": Case("Ray's head died", "none", {**ENGINE, "max_steps": 400}, lose_head),
+    "head-cut": Case("Ray's head cut off", "an engine", {**ENGINE, "max_steps": 400}, cut_head, {"driver": 1}),
     "freeze-engine": Case("host frozen for 20 s", "an engine, whole weights", WHOLE, freeze(20)),
     "freeze-trainer": Case("host frozen for 20 s", "a rank of the trainer", TRAINER, freeze(20)),
     "frozen-engine": Case("host frozen for ever", "an engine, whole weights", WHOLE, freeze(None)),
