@@ -31,6 +31,7 @@ RAY_OWN = re.compile(
 DEADLINES = {
     "RAY_health_check_timeout_ms": "10000",
     "RAY_gcs_rpc_server_connect_timeout_s": "30",
+    "RAY_gcs_server_request_timeout_seconds": "60",
 }
 """Ray's own defaults, in place of the long deadlines of the tests."""
 SMALL = {
