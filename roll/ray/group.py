@@ -36,6 +36,7 @@ from roll.ray.liveness import WorkerProcess, is_own
 from roll.ray.placement import NodePlaces, WorkerPlacement, address_of, is_lost
 from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process, network_notice
 from roll.ray.role_signs import RankState, work_of
+from roll.system.event_loop import in_own_thread
 from roll.system.leftovers import Leftovers
 from roll.system.ranges import ranges
 from roll.weight_sync.routes import MeetingPoint
@@ -216,9 +217,9 @@ class WorkerGroup(Ranks[S]):
             return
         lost = self._placements[rank].node_id
         for _ in range(NODE_LOOKS):
-            # In threads, as a question to a head that is lost as well would block this one.
-            self._placements[rank] = await asyncio.to_thread(self._places.living, self._placements[rank])
-            if not await asyncio.to_thread(is_lost, node := self._placements[rank].node_id):
+            # In threads, as a question to a head that is lost as well blocks for minutes.
+            self._placements[rank] = await in_own_thread(partial(self._places.living, self._placements[rank]))
+            if not await in_own_thread(partial(is_lost, node := self._placements[rank].node_id)):
                 if node != lost:
                     host, new = address_of(lost), address_of(node)
                     LOG.warning("%s rank %d moves from host %s, which is lost, to %s", self.role, rank, host, new)
