@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any, Protocol
 
 import ray
@@ -251,12 +252,18 @@ def is_own(node_id: str | None) -> bool:
 class Probe:
     """An actor that checks the processes of its node, and lets a `Caretaker` look after them."""
 
-    _caretaker: Caretaker | None = None
+    def __init__(self) -> None:
+        self._caretaker: Caretaker | None = None
+        self._is_first = True
 
     def process_findings(self, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         """See `find_stopped`."""
-        self._caretaker = self._caretaker or Caretaker(temporary())
-        self._caretaker.watch(pids)
+        if self._is_first:
+            self._is_first = False
+            with suppress(OSError, SubprocessError):  # without it, what killed workers leave stays there
+                self._caretaker = Caretaker(temporary())
+        if self._caretaker is not None:
+            self._caretaker.watch(pids)
         return find_stopped(pids)
 
     def end_family(self, pid: int) -> None:
