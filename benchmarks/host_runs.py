@@ -143,6 +143,8 @@ def strike(
         records = made.hosts[driver].path(f"{folder}/{name}/metrics.jsonl")
         times, there = list[tuple[float, float | None]](), list[list[str]]()
         for fault in faults:
+            if times and times[-1][1] is None:
+                break  # the last one ended it, or it hangs
             times.append(_struck(made, run, records, fault))
             there.append(_programs(made.hosts[1]))
         while run.poll() is None and time.monotonic() < times[-1][0] + LONGEST:
