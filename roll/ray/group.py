@@ -60,7 +60,7 @@ LOST = "its host {} is lost"
 """What is said of a rank whose host died, or was not reached for so long that Ray takes it for dead."""
 NODE_DIED = re.compile(r"(?:the actor's node was terminated \w+|The actor is not schedulable): (.{1,200})")
 """What Ray says of a dead node in the error of a call, and of a rank that was to start there."""
-NOT_REACHED = re.compile(r"is unavailable: (.{1,200}?)\.? The task may")
+NOT_REACHED = re.compile(r"is unavailable: (?:The actor is temporarily unavailable: )?(.{1,200}?)\.? The task may")
 """What Ray says of a rank whose connection broke, although it knows of no death: its process may live on."""
 NODE_LOOKS, NODE_EVERY = 12, 5.0
 """How often, and every how many seconds, a rank without a living node looks for one before its restart has failed."""

@@ -88,8 +88,10 @@ def test_cpu_ranks_leave_a_lost_host(nodes: list[dict[str, Any]]) -> None:
             "its host 10.0.0.7 is lost: no heartbeats",
         ),
         (
-            ActorUnavailableError("RpcError: keepalive watchdog timeout", None),
-            "its process on host 10.0.0.7 was not reached for a while: RpcError: keepalive watchdog timeout",
+            ActorUnavailableError(
+                "The actor is temporarily unavailable: RpcError: RPC error: Socket closed rpc_code: 14", None
+            ),
+            "its process on host 10.0.0.7 was not reached for a while: RpcError: RPC error: Socket closed rpc_code: 14",
         ),
     ],
 )
