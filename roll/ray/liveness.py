@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import SubprocessError
@@ -260,8 +260,10 @@ class Probe:
         """See `find_stopped`."""
         if self._is_first:
             self._is_first = False
-            with suppress(OSError, SubprocessError):  # without it, what killed workers leave stays there
+            try:
                 self._caretaker = Caretaker(temporary())
+            except (OSError, SubprocessError):  # the checks of processes do not need it
+                LOG.warning("no caretaker: what killed workers leave on this host stays there", exc_info=True)
         if self._caretaker is not None:
             self._caretaker.watch(pids)
         return find_stopped(pids)
