@@ -410,12 +410,14 @@ def _see(devices: Sequence[int]) -> None:
 
 def _use_own_temporary() -> None:
     """Use an own temporary folder on hosts without the run's, because compilers would fail there. See `Caretaker`."""
-    if not os.path.isdir(os.environ.get("TMPDIR", "")):
-        os.environ.pop("TMPDIR", None)
-        stack = ExitStack()
-        atexit.register(stack.close)
-        os.environ["TMPDIR"] = str(stack.enter_context(own_folder(temporary())))
-        tempfile.tempdir = None  # so that Python reads the variable again
+    of_run = os.environ.get("TMPDIR")
+    if of_run is None or os.path.isdir(of_run):
+        return
+    del os.environ["TMPDIR"]
+    stack = ExitStack()
+    atexit.register(stack.close)
+    os.environ["TMPDIR"] = str(stack.enter_context(own_folder(temporary())))
+    tempfile.tempdir = None  # so that Python reads the variable again
 
 
 def keep_signal_mask() -> None:

@@ -92,10 +92,10 @@ def test_the_families_are_there() -> None:
         (
             "qwen2_moe",
             {"num_experts": 4, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2},
-            Experts(4, 2, 16, 48, 2, True),
+            Experts(4, 2, 16, 48, 2, has_shared_gate=True, are_replayed=True),
         ),
-        ("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [1]}, Experts(4, 2, 16, 0, 3)),
-        ("mixtral", {"num_local_experts": 4}, Experts(4, 2, 64, 0, 4)),
+        ("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [1]}, Experts(4, 2, 16, 0, 3, are_replayed=True)),
+        ("mixtral", {"num_local_experts": 4}, Experts(4, 2, 64, 0, 4, are_replayed=True)),
     ],
 )
 def test_mixtures_of_experts_of_other_families(kind: str, values: dict[str, object], experts: Experts) -> None:

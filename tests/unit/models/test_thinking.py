@@ -133,7 +133,7 @@ def test_vllm_keeps_the_marks() -> None:
     from roll.engines.vllm.strategy import VllmGenerate
 
     tokenizer = bytewise(SPECIAL)
-    engine = VllmGenerate(cast(Any, None), cast(Any, None))
+    engine = VllmGenerate(cast(Any, SimpleNamespace(returns_routes=False)), cast(Any, None))
     engine._texts = ResponseTexts(tokenizer)
     ids = ids_of(tokenizer, f"[THINK]No[/THINK]Yes{END}")
     sample = SimpleNamespace(token_ids=ids, weight_versions=(), logprobs=None, finish_reason="stop")
