@@ -35,8 +35,15 @@ from roll.weight_sync.transfer import BucketSender
 
 def share_out(sequences: Sequences, replicas: int, token_budget: int) -> tuple[packing.Split, list[list[Sequences]]]:
     """Split sequences into micro-batches. Return the split, and the micro-batches of each replica, without routes."""
-    split, bare = packing.split_to_budget(sequences.lengths, replicas, token_budget), replace(sequences, routes=None)
-    return split, [[packing.select(bare, indices) for indices in forwards] for forwards in split.ranks]
+    return share_out_with_routes(replace(sequences, routes=None), replicas, token_budget)
+
+
+def share_out_with_routes(
+    sequences: Sequences, replicas: int, token_budget: int
+) -> tuple[packing.Split, list[list[Sequences]]]:
+    """Do the same for the policy, whose routers replay the routes."""
+    split = packing.split_to_budget(sequences.lengths, replicas, token_budget)
+    return split, [[packing.select(sequences, indices) for indices in forwards] for forwards in split.ranks]
 
 
 def gather_tokens(sequences: Sequences, split: packing.Split, results: Sequence[Sequence[Floats]]) -> Floats:
@@ -223,9 +230,8 @@ class ActorTrain(Learner):
         return await self._score(sequences, adapter=False)
 
     async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
-        split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
-        if adapter and sequences.routes is not None:  # without the adapter it is the reference, which chooses by itself
-            parts = [[packing.select(sequences, indices) for indices in forwards] for forwards in split.ranks]
+        share = share_out_with_routes if adapter else share_out  # without the adapter it is the reference
+        split, parts = share(sequences, self._group.replicas, self._shape.token_budget)
         arguments = [(part, self._shape.temperature, adapter) for part in parts]
         results = await self._group.paced.within(self._train_seconds).each_replica(TrainStrategy.log_probs, arguments)
         return gather_tokens(sequences, split, results)

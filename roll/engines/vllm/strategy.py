@@ -445,9 +445,17 @@ def completion(sample: CompletionOutput, text: str) -> Completion:
 
 
 def routes_of(sample: CompletionOutput) -> Routes | None:
-    """Return the routes of a sample's context and tokens. vLLM has none of the last token, which it has not read."""
+    """Return the routes of a sample's context and tokens. vLLM has none of the last token, which it has not read.
+
+    Raises:
+        RuntimeError: the sample has ended and has no routes, so that the trainer would silently choose by itself.
+    """
     given = sample.routed_experts
-    return None if given is None else np.pad(given.astype(np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
+    if given is None:
+        if sample.finish_reason in ("stop", "length"):
+            raise RuntimeError("vLLM returned a finished response without the routes that router_replay asks for")
+        return None
+    return np.pad(given.astype(np.int16), ((0, 1), (0, 0), (0, 0)), constant_values=-1)
 
 
 def _signal_of_death(engine: AsyncLLM) -> str:

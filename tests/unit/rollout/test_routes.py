@@ -11,7 +11,7 @@ from roll.algorithms.advantages import Normalisation
 from roll.data.packing import select
 from roll.rollout.batch import Credit, CreditAssignment, Experience, Shaping, experience, unknown_fraction
 from roll.rollout.record import Transcript, routed, single_turns
-from roll.training.actor_train import share_out
+from roll.training.actor_train import share_out, share_out_with_routes
 from roll.types import Completion, FinishReason, RewardResult, RolloutGroup, Routes, StopReason
 from tests.unit.rollout.build import make_prompt, observed, sampled
 
@@ -76,6 +76,8 @@ def test_only_the_policy_gets_routes() -> None:
     assert chosen.routes[:, 0, 0].tolist() == [5, 6, 7, 8, 9, -1]
     _, parts = share_out(found, 1, 100)
     assert all(part.routes is None for forwards in parts for part in forwards)
+    _, parts = share_out_with_routes(found, 1, 100)
+    assert all(part.routes is not None for forwards in parts for part in forwards)
 
 
 def test_routes_of_another_length_are_an_error() -> None:
