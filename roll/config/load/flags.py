@@ -118,24 +118,24 @@ def _flag_faults(unknown: Sequence[str], words: Sequence[str]) -> Iterator[Fault
         elif flag in ACCELERATES and (others := read_accelerates(file)) is not None:
             yield accelerate_fault(f"{flag} {file}", others)
         elif flag.startswith("-"):
-            yield _unknown_flag(flag)
+            yield _unknown_flag(flag, value)
 
 
-def _unknown_flag(flag: str) -> Fault:
+def _unknown_flag(flag: str, value: str) -> Fault:
     hyphens, name = flag.replace("_", "-"), flag.lstrip("-").replace("-", "_")
     if f"{hyphens} " in flag_parser().format_help():
         return Fault(flag, "is written with hyphens", f"write {hyphens}", "unknown_key")
     problem = "is not a flag of this command; configuration keys are written without --, as KEY=VALUE"
-    remedy = counterpart_of(name, ExperimentConfig) or _key_remedy(name)
+    remedy = counterpart_of(name, ExperimentConfig) or _key_remedy(name, value)
     return Fault(
         flag, problem, remedy or "see --help for the flags, and docs/configuration.md for the keys", "unknown_key"
     )
 
 
-def _key_remedy(name: str) -> str | None:
+def _key_remedy(name: str, value: str) -> str | None:
     """Return the remedy for a key that was written as a flag, or None if no pipeline has a key of this name.
 
-    The places in roles that differ only in the role are one, and those nearest to the root come first.
+    `value` is what was written behind the flag's `=`; a switch without one is set to true. The places in roles that differ only in the role are one, and those nearest to the root come first.
     """
     roles: dict[str, list[str]] = {}
     for place in dict.fromkeys(place for schema in PIPELINES.values() for place in paths_of_key(schema, name)):
@@ -143,12 +143,14 @@ def _key_remedy(name: str) -> str | None:
         is_of_role = head in ROLES and tail
         roles.setdefault(f"ROLE.{tail}" if is_of_role else place, []).extend([head] * bool(is_of_role))
     nearest = sorted(roles, key=lambda place: place.count("."))[:MOST_PLACES]
-    return f"write {' or '.join(_written(place, roles[place]) for place in nearest)}" if nearest else None
+    own = ExperimentConfig.model_fields.get(name)
+    shown = value or ("true" if own is not None and own.annotation is bool else "VALUE")
+    return f"write {' or '.join(_written(place, roles[place], shown) for place in nearest)}" if nearest else None
 
 
-def _written(place: str, roles: Sequence[str]) -> str:
+def _written(place: str, roles: Sequence[str], value: str) -> str:
     """Return how to set a key: of the only role that has it, or with the names of those that do."""
     if len(roles) == 1:
-        return f"{place.replace('ROLE', roles[0], 1)}=VALUE"
+        return f"{place.replace('ROLE', roles[0], 1)}={value}"
     named = sorted(roles, key=lambda role: role not in LEARNERS)  # trained ones first
-    return f"{place}=VALUE" + (f" (ROLE is {', '.join(named)})" if named else "")
+    return f"{place}={value}" + (f" (ROLE is {', '.join(named)})" if named else "")

@@ -36,6 +36,8 @@ REFUSED = [
     ("--eot_token", "</s>", "in its tokenizer_config.json"),
     ("--dtype", "bf16", "write ROLE.model_args.dtype=VALUE (ROLE is actor_train, sft_train"),
     ("--seed", "1234", "write seed=VALUE"),
+    ("--dry-run", "", "write dry_run=true"),
+    ("--max-steps=10", "", "write max_steps=10"),
     ("--save_steps", "500", "write save_steps=VALUE"),
     ("--per_device_train_batch_size", "4", "write ROLE.training_args.per_device_train_batch_size=VALUE"),
     ("--weight_decay", "0.01", "write ROLE.training_args.weight_decay=VALUE"),
