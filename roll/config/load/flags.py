@@ -135,7 +135,8 @@ def _unknown_flag(flag: str, value: str) -> Fault:
 def _key_remedy(name: str, value: str) -> str | None:
     """Return the remedy for a key that was written as a flag, or None if no pipeline has a key of this name.
 
-    `value` is what was written behind the flag's `=`; a switch without one is set to true. The places in roles that differ only in the role are one, and those nearest to the root come first.
+    `value` is what was written behind the flag's `=`; a switch without one is set to true. The places in roles that
+    differ only in the role are one, and those nearest to the root come first.
     """
     roles: dict[str, list[str]] = {}
     for place in dict.fromkeys(place for schema in PIPELINES.values() for place in paths_of_key(schema, name)):
