@@ -122,7 +122,7 @@ def strike(
     Args:
         world: folder with the model, the problems and the warmed-up policy, which all hosts share.
         overrides: keys of the placement.
-        faults: each strikes once the run has trained a step since the one before.
+        faults: each strikes once the run has trained a step since the one before, if it is still on both hosts.
         folder: where the run folder is on the driver's host.
         disk: size of each host's `/tmp`.
         driver: the driver's host, 1 for the second. Ray's head is on the first.
@@ -143,8 +143,8 @@ def strike(
         records = made.hosts[driver].path(f"{folder}/{name}/metrics.jsonl")
         times, there = list[tuple[float, float | None]](), list[list[str]]()
         for fault in faults:
-            if times and times[-1][1] is None:
-                break  # the last one ended it, or it hangs
+            if times and (times[-1][1] is None or not there[-1]):
+                break  # the last one ended it, or it hangs, or the run has left the second host
             times.append(_struck(made, run, records, fault))
             there.append(_programs(made.hosts[1]))
         while run.poll() is None and time.monotonic() < times[-1][0] + LONGEST:
@@ -200,7 +200,7 @@ def _left(made: Lab, host: Host, before: Set[str]) -> list[str]:
 
     `before`: the files on the host before the run.
     """
-    if not Path(f"/proc/{host.init}").exists():
+    if not _lives(host):
         return []
     host.freeze(still=False)
     made.cut(host, off=False)
@@ -214,8 +214,13 @@ def _found(host: Host, before: Set[str]) -> list[str]:
     return _programs(host) + sorted(_files(host) - before)
 
 
+def _lives(host: Host) -> bool:
+    return Path(f"/proc/{host.init}").exists()
+
+
 def _programs(host: Host) -> list[str]:
-    return [line[:80] for line in host.programs() if not RAY_OWN.search(line)]
+    """Return the run's processes on a host, none on one that died."""
+    return [line[:80] for line in host.programs() if not RAY_OWN.search(line)] if _lives(host) else []
 
 
 def _files(host: Host) -> set[str]:

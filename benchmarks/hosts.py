@@ -132,7 +132,9 @@ def main() -> int:
     """Print a line of the table for each case. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("faults", nargs="*", choices=[*CASES, []], metavar="FAULT", help=", ".join(CASES))
-    parser.add_argument("--together", action="store_true", help="all on one run, with the keys of all")
+    parser.add_argument(
+        "--together", action="store_true", help="all on one run, with the keys of all, until it leaves the host"
+    )
     parser.add_argument("--world", type=Path, default=Path("output/benchmark-hosts"), help="folder of model and runs")
     given = parser.parse_args()
     if why := missing():
