@@ -116,6 +116,7 @@ def strike(
     folder: str = SHARED,
     disk: str = "4g",
     driver: int = 0,
+    before: Fault = lambda _: None,
 ) -> Struck:
     """Run the tiny task over two hosts, strike it after its first step and after each recovery, and wait for its end.
 
@@ -126,12 +127,14 @@ def strike(
         folder: where the run folder is on the driver's host.
         disk: size of each host's `/tmp`.
         driver: the driver's host, 1 for the second. Ray's head is on the first.
+        before: what to do to the hosts before Ray starts.
     """
     with lab(2, shared=world, disk=disk) as made:
         for host in made.hosts:
             host.environment.update(DEADLINES)
+        before(made)
         joined = start_cluster(made)
-        before = {host.name: _files(host) for host in made.hosts}
+        files = {host.name: _files(host) for host in made.hosts}
         keys = {"output_dir": f"{folder}/{name}", **SMALL, **overrides}
         words = [*LEFT_OUT, *(f"{key}={value}" for key, value in keys.items())]
         run, output = (
@@ -150,7 +153,7 @@ def strike(
         while run.poll() is None and time.monotonic() < times[-1][0] + LONGEST:
             time.sleep(0.5)
         ended, status = time.monotonic() - times[-1][0], run.poll()
-        left = {host.name: _left(made, host, before[host.name]) for host in made.hosts} if status is not None else {}
+        left = {host.name: _left(made, host, files[host.name]) for host in made.hosts} if status is not None else {}
         if status is None:
             run.kill()
         following.join(limits.END)

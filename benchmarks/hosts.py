@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.faults import prepare
 from benchmarks.host_runs import STEPS, Fault, Struck, strike
-from tests.hosts.lab import WORK, Lab, missing
+from benchmarks.wire import Wire
+from tests.hosts.lab import SHARED, WORK, Lab, missing
 
 TRAINER = {"actor_train.world_size": 2}
 ENGINE = {"actor_infer.world_size": 2}
@@ -79,6 +81,31 @@ def fill(number: int) -> Fault:
     return fault
 
 
+def roughen(wire: Wire) -> Fault:
+    """Return a fault that makes the second host's wire slow or lossy, from then on."""
+
+    def fault(made: Lab) -> None:
+        made.lay(made.hosts[1], wire)
+
+    return fault
+
+
+def shift_clocks(seconds: int) -> Fault:
+    """Return a fault that lets the second host's processes see the time of day some seconds ahead."""
+
+    def fault(made: Lab) -> None:
+        there, name = made.hosts[1], "shifted_clock"
+        source, library = Path(__file__).with_name(f"{name}.c"), f"{SHARED}/{name}.so"
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", there.path(library), source], check=True)
+        there.environment |= {"LD_PRELOAD": library, "CLOCK_SHIFT": str(seconds), "RAY_LD_PRELOAD_ON_WORKERS": "1"}
+
+    return fault
+
+
+def go_on(made: Lab) -> None:
+    """Do nothing, where something was wrong from the start."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A row of the table."""
@@ -110,6 +137,16 @@ CASES = {
     "cut-120": Case("network cut for 120 s", "a rank of each role", EACH, cut(120)),
     "cut-300": Case("network cut for 300 s", "an engine, whole weights", WHOLE, cut(300)),
     "cut-300-trainer": Case("network cut for 300 s", "a rank of the trainer", TRAINER, cut(300)),
+    "rough": Case(
+        "from then on 50 ms round trip, and 0.1 % of the packets lost",
+        "a rank of each role",
+        EACH,
+        roughen(Wire(0.025, 0.001)),
+        {"before": roughen(Wire())},
+    ),
+    "clocks": Case(
+        "clock an hour ahead from the start", "a rank of each role", EACH, go_on, {"before": shift_clocks(3600)}
+    ),
     "disk": Case("disk full on the other host", "an engine, whole weights", WHOLE, fill(1), SMALL_DISK),
     "disk-driver": Case("disk full on the driver's host", "an engine, whole weights", WHOLE, fill(0), SMALL_DISK),
 }
