@@ -58,8 +58,18 @@ LEFT_OUT = ("~reference", "~kl_loss_coef")
 """Keys of the tiny task without which it starts sooner."""
 
 
-Fault = Callable[[Lab], None]
-"""Does something to the hosts, and returns when it is over."""
+@dataclass(frozen=True)
+class Passing:
+    """A fault that ends while the run goes on."""
+
+    seconds: float
+    """How long it lasts."""
+    end: Callable[[], None]
+    """Ends it."""
+
+
+Fault = Callable[[Lab], Passing | None]
+"""Does something to the hosts, and returns how it ends, None for never."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ def strike(
     folder: str = SHARED,
     disk: str = "4g",
     driver: int = 0,
-    before: Fault = lambda _: None,
+    before: Callable[[Lab], object] = lambda _: None,
 ) -> Struck:
     """Run the tiny task over two hosts, strike it after its first step and after each recovery, and wait for its end.
 
@@ -175,15 +185,20 @@ def _struck(made: Lab, run: subprocess.Popen[str], records: Path, fault: Fault) 
         lambda: run.poll() is not None or _steps(records) >= max(STRUCK_AFTER, before + 1), "it trains", limits.RUN
     )
     assert run.poll() is None, f"the run ended with {run.poll()} before a fault"
-    began = time.monotonic()
-    fault(made)
+    began, trained = time.monotonic(), None
+    passing = fault(made)
     # The step under way may have needed nothing of the host.
     after = _steps(records) + 2
-    while run.poll() is None and time.monotonic() < began + LONGEST:
-        if _steps(records) >= after:
-            return began, time.monotonic()
+    while (passing or trained is None) and run.poll() is None and time.monotonic() < began + LONGEST:
+        if passing and time.monotonic() >= began + passing.seconds:
+            passing.end()
+            passing = None
+        if trained is None and _steps(records) >= after:
+            trained = time.monotonic()
         time.sleep(0.2)
-    return began, None
+    if passing:
+        passing.end()
+    return began, trained
 
 
 def _blow(output: Output, began: float, trained: float | None, until: float, there: Sequence[str]) -> Blow:

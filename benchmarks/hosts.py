@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.faults import prepare
-from benchmarks.host_runs import STEPS, Fault, Struck, strike
+from benchmarks.host_runs import STEPS, Fault, Passing, Struck, strike
 from benchmarks.wire import Wire
 from tests.hosts.lab import SHARED, WORK, Lab, missing
 
@@ -52,11 +52,9 @@ def cut_head(made: Lab) -> None:
 def freeze(seconds: float | None) -> Fault:
     """Return a fault that stops the second host's processes for some seconds, None for ever."""
 
-    def fault(made: Lab) -> None:
+    def fault(made: Lab) -> Passing | None:
         made.hosts[1].freeze()
-        if seconds is not None:
-            time.sleep(seconds)
-            made.hosts[1].freeze(still=False)
+        return Passing(seconds, lambda: made.hosts[1].freeze(still=False)) if seconds is not None else None
 
     return fault
 
@@ -64,10 +62,9 @@ def freeze(seconds: float | None) -> Fault:
 def cut(seconds: float) -> Fault:
     """Return a fault that cuts the second host off for some seconds."""
 
-    def fault(made: Lab) -> None:
+    def fault(made: Lab) -> Passing:
         made.cut(made.hosts[1])
-        time.sleep(seconds)
-        made.cut(made.hosts[1], off=False)
+        return Passing(seconds, lambda: made.cut(made.hosts[1], off=False))
 
     return fault
 
