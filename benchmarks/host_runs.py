@@ -6,7 +6,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,7 @@ RAY_OWN = re.compile(
 DEADLINES = {
     "RAY_health_check_timeout_ms": "10000",
     "RAY_gcs_rpc_server_connect_timeout_s": "30",
+    "RAY_gcs_server_request_timeout_seconds": "60",
 }
 """Ray's own defaults, in place of the long deadlines of the tests."""
 SMALL = {
@@ -58,14 +59,42 @@ LEFT_OUT = ("~reference", "~kl_loss_coef")
 
 
 @dataclass(frozen=True)
-class Struck:
-    """What happened to a run whose host was struck. Times are seconds after the fault."""
+class Passing:
+    """A fault that ends while the run goes on."""
 
-    status: int | None
-    """Exit status, None if the run had not ended after LONGEST."""
+    seconds: float
+    """How long it lasts."""
+    end: Callable[[], None]
+    """Ends it."""
+
+
+Fault = Callable[[Lab], Passing | None]
+"""Does something to the hosts, and returns how it ends, None for never."""
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What a fault did to a run. Times are seconds after its begin."""
+
+    trained: float | None
+    """Time of the next step that began and ended after it, None without one."""
     noticed: float | None
     """Time of the first line that tells of the fault."""
+    said: Sequence[str]
+    """The lines that tell of it."""
+    there: Sequence[str]
+    """The run's processes on the second host once it trained on, or ended."""
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What happened to a run whose hosts were struck."""
+
+    blows: Sequence[Blow]
+    status: int | None
+    """Exit status, None if the run had not ended after LONGEST."""
     ended: float
+    """Seconds from the last fault to the end."""
     said: Sequence[str]
     """All lines that the run printed."""
     left: Mapping[str, Sequence[str]]
@@ -93,51 +122,89 @@ def strike(
     world: Path,
     name: str,
     overrides: Mapping[str, object],
-    fault: Callable[[Lab, Path], None],
+    faults: Sequence[Fault],
     folder: str = SHARED,
     disk: str = "4g",
+    driver: int = 0,
+    before: Callable[[Lab], object] = lambda _: None,
 ) -> Struck:
-    """Run the tiny task over two hosts, strike it after its first step, and wait for its end.
+    """Run the tiny task over two hosts, strike it after its first step and after each recovery, and wait for its end.
 
     Args:
         world: folder with the model, the problems and the warmed-up policy, which all hosts share.
         overrides: keys of the placement.
-        fault: does it, given the lab and the run folder. It may wait.
-        folder: where the run folder is on the first host, which has the driver.
+        faults: each strikes once the run has trained a step since the one before, if it is still on both hosts.
+        folder: where the run folder is on the driver's host.
         disk: size of each host's `/tmp`.
+        driver: the driver's host, 1 for the second. Ray's head is on the first.
+        before: what to do to the hosts before Ray starts.
     """
     with lab(2, shared=world, disk=disk) as made:
         for host in made.hosts:
             host.environment.update(DEADLINES)
+        before(made)
         joined = start_cluster(made)
+        files = {host.name: _files(host) for host in made.hosts}
         keys = {"output_dir": f"{folder}/{name}", **SMALL, **overrides}
         words = [*LEFT_OUT, *(f"{key}={value}" for key, value in keys.items())]
         run, output = (
-            train(made.hosts[0], joined, "--config-name", "tiny/tiny_rlvr_lora_zero3", *words, folder=SHARED),
+            train(made.hosts[driver], joined, "--config-name", "tiny/tiny_rlvr_lora_zero3", *words, folder=SHARED),
             Output(),
         )
         following = threading.Thread(target=output.follow, args=(run,), daemon=True)
         following.start()
-        run_folder = made.hosts[0].path(f"{folder}/{name}")
-        records = run_folder / "metrics.jsonl"
-        limits.until(
-            lambda: run.poll() is not None or _steps(records) >= STRUCK_AFTER,
-            f"{name} has trained step {STRUCK_AFTER}",
-            limits.RUN,
-        )
-        assert run.poll() is None, "\n".join(line for _, line in output.lines)
-        began = time.monotonic()
-        fault(made, run_folder)
-        while run.poll() is None and time.monotonic() < began + LONGEST:
+        records = made.hosts[driver].path(f"{folder}/{name}/metrics.jsonl")
+        times, there = list[tuple[float, float | None]](), list[list[str]]()
+        for fault in faults:
+            if times and (times[-1][1] is None or not there[-1]):
+                break  # the last one ended it, or it hangs, or the run has left the second host
+            times.append(_struck(made, run, records, fault))
+            there.append(_programs(made.hosts[1]))
+        while run.poll() is None and time.monotonic() < times[-1][0] + LONGEST:
             time.sleep(0.5)
-        ended = time.monotonic() - began
-        status = run.poll()
-        left = {host.name: _left(made, host) for host in made.hosts} if status is not None else {}
+        ended, status = time.monotonic() - times[-1][0], run.poll()
+        left = {host.name: _left(made, host, files[host.name]) for host in made.hosts} if status is not None else {}
         if status is None:
             run.kill()
         following.join(limits.END)
-    told = [at - began for at, line in output.lines if at > began and NOTICED.search(line)]
-    return Struck(status, told[0] if told else None, ended, [line for _, line in output.lines], left)
+    blows = [
+        _blow(output, began, trained, until, programs)
+        for (began, trained), until, programs in zip(
+            times, [*(at for at, _ in times[1:]), float("inf")], there, strict=True
+        )
+    ]
+    return Struck(blows, status, ended, [line for _, line in output.lines], left)
+
+
+def _struck(made: Lab, run: subprocess.Popen[str], records: Path, fault: Fault) -> tuple[float, float | None]:
+    """Strike a run once it trains. Return the time of the fault, and the time at which it trained again, None if it did
+    not.
+    """
+    before = _steps(records)
+    limits.until(
+        lambda: run.poll() is not None or _steps(records) >= max(STRUCK_AFTER, before + 1), "it trains", limits.RUN
+    )
+    assert run.poll() is None, f"the run ended with {run.poll()} before a fault"
+    began, trained = time.monotonic(), None
+    passing = fault(made)
+    # The step under way may have needed nothing of the host.
+    after = _steps(records) + 2
+    while (passing or trained is None) and run.poll() is None and time.monotonic() < began + LONGEST:
+        if passing and time.monotonic() >= began + passing.seconds:
+            passing.end()
+            passing = None
+        if trained is None and _steps(records) >= after:
+            trained = time.monotonic()
+        time.sleep(0.2)
+    if passing:
+        passing.end()
+    return began, trained
+
+
+def _blow(output: Output, began: float, trained: float | None, until: float, there: Sequence[str]) -> Blow:
+    told = [(at - began, line) for at, line in output.lines if began < at < until and NOTICED.search(line)]
+    again = None if trained is None else trained - began
+    return Blow(again, told[0][0] if told else None, [f"{at:.0f} s: {line}" for at, line in told], there)
 
 
 def _steps(records: Path) -> int:
@@ -146,24 +213,35 @@ def _steps(records: Path) -> int:
     return len(lines) - 1
 
 
-def _left(made: Lab, host: Host) -> list[str]:
-    """Wait until nothing of the run is left on a host that is back, and return what is left after GONE_SECONDS."""
-    if not Path(f"/proc/{host.init}").exists():
+def _left(made: Lab, host: Host, before: Set[str]) -> list[str]:
+    """Wait until nothing of the run is left on a host that is back, and return what is left after GONE_SECONDS.
+
+    `before`: the files on the host before the run.
+    """
+    if not _lives(host):
         return []
     host.freeze(still=False)
     made.cut(host, off=False)
     end = time.monotonic() + GONE_SECONDS
-    while (found := _found(host)) and time.monotonic() < end:
+    while (found := _found(host, before)) and time.monotonic() < end:
         time.sleep(1)
     return found
 
 
-def _found(host: Host) -> list[str]:
-    programs = [line[:80] for line in host.programs() if not RAY_OWN.search(line)]
-    files = [
-        str(path.name)
-        for folder in ("/tmp", "/dev/shm")
-        for path in host.path(folder).iterdir()
-        if path.name.startswith(("roll-", "psm_", "sem."))
-    ]
-    return programs + files
+def _found(host: Host, before: Set[str]) -> list[str]:
+    return _programs(host) + sorted(_files(host) - before)
+
+
+def _lives(host: Host) -> bool:
+    return Path(f"/proc/{host.init}").exists()
+
+
+def _programs(host: Host) -> list[str]:
+    """Return the run's processes on a host, none on one that died."""
+    return [line[:80] for line in host.programs() if not RAY_OWN.search(line)] if _lives(host) else []
+
+
+def _files(host: Host) -> set[str]:
+    """Return what is in the folders for temporary files, except the benchmark's own, and torch's cache of kernels."""
+    found = {path for folder in ("/tmp", "/dev/shm") for path in host.path(folder).iterdir()}
+    return {path.name for path in found if path.name != "filled" and not path.name.startswith("torchinductor_")}

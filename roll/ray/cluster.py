@@ -142,6 +142,8 @@ class ClusterSession:
     """The address `HOST:PORT` of Ray's head, if the run joined a cluster."""
     places: NodePlaces = field(default_factory=NodePlaces)
     """The nodes of the run's devices and ranks."""
+    is_lost: threading.Event = field(default_factory=threading.Event)
+    """Set once the head is lost, without which only the processes of this host can be ended."""
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -174,6 +176,7 @@ class ClusterSession:
             if self.joined is not None and not _is_reached(self.joined):
                 unreached += LOOK_EVERY + time.monotonic() - began
                 if unreached >= HEAD_SECONDS:
+                    self.is_lost.set()
                     raise _lost(self.joined, unreached)
             else:
                 unreached = 0.0

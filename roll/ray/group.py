@@ -36,6 +36,7 @@ from roll.ray.liveness import WorkerProcess, is_own
 from roll.ray.placement import NodePlaces, WorkerPlacement, address_of, is_lost
 from roll.ray.process import LONGEST_CAUSE, AsyncProcess, Process, network_notice
 from roll.ray.role_signs import RankState, work_of
+from roll.system.event_loop import in_own_thread
 from roll.system.leftovers import Leftovers
 from roll.system.ranges import ranges
 from roll.weight_sync.routes import MeetingPoint
@@ -59,6 +60,8 @@ LOST = "its host {} is lost"
 """What is said of a rank whose host died, or was not reached for so long that Ray takes it for dead."""
 NODE_DIED = re.compile(r"(?:the actor's node was terminated \w+|The actor is not schedulable): (.{1,200})")
 """What Ray says of a dead node in the error of a call, and of a rank that was to start there."""
+NOT_REACHED = re.compile(r"is unavailable: (?:The actor is temporarily unavailable: )?(.{1,200}?)\.? The task may")
+"""What Ray says of a rank whose connection broke, although it knows of no death: its process may live on."""
 NODE_LOOKS, NODE_EVERY = 12, 5.0
 """How often, and every how many seconds, a rank without a living node looks for one before its restart has failed."""
 LOG_TAIL = 1 << 20
@@ -214,9 +217,9 @@ class WorkerGroup(Ranks[S]):
             return
         lost = self._placements[rank].node_id
         for _ in range(NODE_LOOKS):
-            # In threads, as a question to a head that is lost as well would block this one.
-            self._placements[rank] = await asyncio.to_thread(self._places.living, self._placements[rank])
-            if not await asyncio.to_thread(is_lost, node := self._placements[rank].node_id):
+            # In threads, as a question to a head that is lost as well blocks for minutes.
+            self._placements[rank] = await in_own_thread(partial(self._places.living, self._placements[rank]))
+            if not await in_own_thread(partial(is_lost, node := self._placements[rank].node_id)):
                 if node != lost:
                     host, new = address_of(lost), address_of(node)
                     LOG.warning("%s rank %d moves from host %s, which is lost, to %s", self.role, rank, host, new)
@@ -417,13 +420,20 @@ class WorkerGroup(Ranks[S]):
         else:
             kind = WorkerAbandoned if _is_echo(cause) else WorkerDied if died else WorkerFailed
         if died:
-            # The last line has the exception of a process that failed during its start, or tells how the process ended.
-            said = f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
-            if why := NODE_DIED.search(" ".join(str(cause).split())):
-                said = f"{LOST.format(self.host(rank))}: {why[1]}"
+            said = self._death(rank, cause)
         else:
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[:LONGEST_CAUSE]}"
         return kind(self.role, rank, f"{said} (logs/{self.role}-{rank}.log)", str(dict(failures)[rank]))
+
+    def _death(self, rank: int, cause: BaseException) -> str:
+        """Return what Ray's error says of the end of a rank's process."""
+        text = " ".join(str(cause).split())
+        if why := NODE_DIED.search(text):
+            return f"{LOST.format(self.host(rank))}: {why[1]}"
+        if why := NOT_REACHED.search(text):
+            return f"its process on host {self.host(rank)} was not reached for a while: {why[1]}"
+        # The last line has the exception of a process that failed during its start, or tells how the process ended.
+        return f"the process died: {str(cause).strip().splitlines()[-1].strip()}"
 
     async def peak_bytes(self) -> int | None:
         """Return the largest memory peak of any rank in bytes, or None if unknown."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any, Protocol
 
 import ray
@@ -20,7 +21,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import WorkerDied
+from roll.ray.cluster import temporary
 from roll.ray.placement import address_of
+from roll.system.caretaker import Caretaker
 from roll.system.event_loop import guarded
 from roll.system.signs import ProcessActivity, process_activity
 from roll.system.tree import Problem, ProcessFinding, end_family, find_stopped
@@ -247,10 +250,22 @@ def is_own(node_id: str | None) -> bool:
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Probe:
-    """An actor that checks the processes of its node."""
+    """An actor that checks the processes of its node, and lets a `Caretaker` look after them."""
+
+    def __init__(self) -> None:
+        self._caretaker: Caretaker | None = None
+        self._is_first = True
 
     def process_findings(self, pids: Mapping[int, bool]) -> dict[int, ProcessFinding]:
         """See `find_stopped`."""
+        if self._is_first:
+            self._is_first = False
+            try:
+                self._caretaker = Caretaker(temporary())
+            except (OSError, SubprocessError):  # the checks of processes do not need it
+                LOG.warning("no caretaker: what killed workers leave on this host stays there", exc_info=True)
+        if self._caretaker is not None:
+            self._caretaker.watch(pids)
         return find_stopped(pids)
 
     def end_family(self, pid: int) -> None:

@@ -12,13 +12,15 @@ has died.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import re
 import resource
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,10 @@ from roll.backend_settings import Settings
 from roll.config.derived.devices import visible_devices
 from roll.errors import EngineShortage, RollError, WorkerFailed
 from roll.ray.batching import BatchedServer, portable
+from roll.ray.cluster import temporary
 from roll.system.addresses import GLOO, NCCL, interface_of, no_interface, own_interfaces, use_node_address
 from roll.system.imports import importing
+from roll.system.own_folder import own_folder
 from roll.system.signs import announce
 from roll.system.step_memory import collect_rarely
 
@@ -405,9 +409,15 @@ def _see(devices: Sequence[int]) -> None:
 
 
 def _use_own_temporary() -> None:
-    """Use the default temporary folder on hosts without the run's, because compilers would fail there."""
-    if not os.path.isdir(os.environ.get("TMPDIR", "")):
-        os.environ.pop("TMPDIR", None)
+    """Use an own temporary folder on hosts without the run's, because compilers would fail there. See `Caretaker`."""
+    of_run = os.environ.get("TMPDIR")
+    if of_run is None or os.path.isdir(of_run):
+        return
+    del os.environ["TMPDIR"]
+    stack = ExitStack()
+    atexit.register(stack.close)
+    os.environ["TMPDIR"] = str(stack.enter_context(own_folder(temporary())))
+    tempfile.tempdir = None  # so that Python reads the variable again
 
 
 def keep_signal_mask() -> None:

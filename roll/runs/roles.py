@@ -263,6 +263,10 @@ class Roles:
         self._started.discard(name)
         await self._all.pop(name).stop(self._config.deadlines.shutdown if seconds is None else seconds)
 
+    async def _stop(self, group: WorkerGroup[Any]) -> None:
+        """Stop a group at the end of the run: at once if Ray would end this process before a lost host answers."""
+        await group.stop(0.0 if self._session.is_lost.is_set() else self._config.deadlines.shutdown)
+
     async def end_trainer_side(self) -> None:
         """Kill the trainer's groups, and any other group that is still `unsettled` or has not finished starting."""
         self.are_running = False
@@ -355,7 +359,7 @@ class Roles:
         )
         self._all[name] = group
         limits = self._config.deadlines
-        self._stack.push_async_callback(group.stop, limits.shutdown)
+        self._stack.push_async_callback(self._stop, group)
         self._starts[name] = partial(group.start, settings, limits.collective or limits.train / 2, limits.start)
         self.liveness.watch(group, with_children=False)  # child processes of a reward are the programs that it scores
         return group

@@ -45,6 +45,31 @@ def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return _Elsewhere(work).result()
 
 
+async def in_own_thread(work: Callable[[], T]) -> T:
+    """Return the result of a function that may block for minutes, or raise its exception.
+
+    Neither a cancelled caller nor the end of the loop waits for it, as they would with `asyncio.to_thread`.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: list[T], error: BaseException | None) -> None:
+        if not outcome.done():
+            outcome.set_result(result[0]) if error is None else outcome.set_exception(error)
+
+    def run() -> None:
+        result, error = list[T](), None
+        try:
+            result.append(work())
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await outcome
+
+
 class _Elsewhere(Generic[T]):
     """Runs the work in its own thread. The caller waits; in the main thread, signal handlers run there."""
 

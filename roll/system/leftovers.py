@@ -21,7 +21,7 @@ CLOCK_SLACK = 1.0
 class Leftovers:
     """The processes of some workers, their child processes, and the shared-memory files that they have open."""
 
-    def __init__(self, record: Path) -> None:
+    def __init__(self, record: Path | None = None) -> None:
         """`record` is a file that lists the shared-memory files for a later run, in case this one is killed."""
         self._record = record
         self._processes: set[psutil.Process] = set()
@@ -43,7 +43,7 @@ class Leftovers:
             there = {facts.st_ino: file for file, facts in _shared_files() if facts.st_ctime >= began}
             for process in filter(psutil.Process.is_running, self._processes):
                 self._files |= {there[inode] for inode in _mapped(process.pid) if inode in there}
-            if self._files and self._record.parent.is_dir():
+            if self._files and self._record is not None and self._record.parent.is_dir():
                 self._record.write_text("".join(f"{file}\n" for file in sorted(self._files)))
 
     def remove(self, seconds: float) -> None:

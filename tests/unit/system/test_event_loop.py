@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from roll.system.event_loop import run_in_loop
+from roll.system.event_loop import in_own_thread, run_in_loop
 from tests import limits
 
 
@@ -112,3 +112,24 @@ def test_signal_during_thread_start_prevents_the_work(
         thread.join(limits.CALL)
     assert [thread.is_alive() for thread in threads] == [False]
     assert course == []
+
+
+def test_own_thread_returns_and_raises() -> None:
+    assert asyncio.run(in_own_thread(lambda: 3)) == 3
+    with pytest.raises(ValueError, match="the cause"):
+        asyncio.run(in_own_thread(lambda: int("the cause")))
+
+
+def test_blocked_own_thread_does_not_delay_the_end() -> None:
+    free = threading.Event()
+
+    async def given_up() -> None:
+        async with asyncio.timeout(limits.NONE):
+            await in_own_thread(lambda: free.wait(limits.CALL))
+
+    try:
+        with pytest.raises(TimeoutError):
+            asyncio.run(given_up())
+        assert any(thread.daemon for thread in threading.enumerate()), "it is still blocked"
+    finally:
+        free.set()

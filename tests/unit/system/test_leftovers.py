@@ -6,13 +6,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from roll.ray import cluster
+from roll.system import caretaker
 from roll.system.leftovers import CLOCK_SLACK, SHARED_MEMORY, Leftovers
+from roll.system.orphans import is_alive
 from roll.system.own_folder import LOCK, PREFIX, own_folder
 from tests import limits
 
@@ -117,3 +122,54 @@ def test_a_record_that_names_other_files_removes_none(tmp_path: Path, monkeypatc
     monkeypatch.setattr(cluster, "SHARED_MEMORY", tmp_path)
     cluster._sweep()
     assert mine.exists() and not folder.exists()
+
+
+KEEPS = """
+import subprocess, sys
+from pathlib import Path
+from roll.system.own_folder import own_folder
+with own_folder(Path(sys.argv[1])):
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdout=subprocess.PIPE, text=True)
+    print(child.pid, child.stdout.readline(), end="", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("program", [HOLDS, SEMAPHORE])
+def test_caretaker_removes_what_a_killed_worker_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    recorded = threading.Event()
+
+    def record(self: Leftovers, pids: Sequence[int]) -> None:
+        record_really(self, pids)
+        recorded.set()
+
+    record_really = Leftovers.record
+    monkeypatch.setattr(Leftovers, "record", record)
+    words = [sys.executable, "-c", KEEPS, str(tmp_path), program]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        pid, name = worker.stdout.readline().split()
+        child = psutil.Process(int(pid))
+        said, say = os.pipe()
+        caring = threading.Thread(target=caretaker.main, args=(said, tmp_path))
+        caring.start()
+        os.write(say, f"{worker.pid}\n".encode())
+        os.close(say)
+        assert recorded.wait(limits.CALL)
+        assert (SHARED_MEMORY / name).exists() and is_alive(child) and list(tmp_path.iterdir())
+        worker.kill()
+    caring.join(limits.CALL)
+    os.close(said)
+    assert not caring.is_alive() and not list(tmp_path.iterdir())
+    assert not (SHARED_MEMORY / name).exists() and not is_alive(child)
+
+
+def test_caretaker_is_no_child_and_ends(tmp_path: Path) -> None:
+    started = caretaker.Caretaker(tmp_path)
+    watching = [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in (one.info["cmdline"] or ())]
+    assert watching and not {one.pid for one in watching} & {one.pid for one in psutil.Process().children(True)}
+    started.close()
+    psutil.wait_procs(watching, limits.END)
+    assert not any(map(is_alive, watching))

@@ -245,6 +245,7 @@ def test_unreached_head_of_joined_cluster_ends_work(tmp_path: Path, monkeypatch:
 
     with pytest.raises(cluster.ClusterUnavailable, match=f"RAY_ADDRESS: .*{address}"):
         asyncio.run(work())
+    assert session.is_lost.is_set()
 
 
 def test_failure_under_watch_keeps_its_cause(tmp_path: Path) -> None:

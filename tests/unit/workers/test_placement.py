@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
 from roll.config.derived.placement import RolePlan
 from roll.errors import ConfigError, WorkerDied
@@ -80,14 +80,23 @@ def test_cpu_ranks_leave_a_lost_host(nodes: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "why"),
+    ("error", "said"),
     [
-        (ActorUnschedulableError("the node does not exist any more"), "the node does not exist any more"),
-        (RayActorError(error_msg="the actor's node was terminated unexpectedly: no heartbeats"), "no heartbeats"),
+        (ActorUnschedulableError("the node has gone"), "its host 10.0.0.7 is lost: the node has gone"),
+        (
+            RayActorError(error_msg="the actor's node was terminated unexpectedly: no heartbeats"),
+            "its host 10.0.0.7 is lost: no heartbeats",
+        ),
+        (
+            ActorUnavailableError(
+                "The actor is temporarily unavailable: RpcError: RPC error: Socket closed rpc_code: 14", None
+            ),
+            "its process on host 10.0.0.7 was not reached for a while: RpcError: RPC error: Socket closed rpc_code: 14",
+        ),
     ],
 )
-def test_a_lost_host_is_named(
-    error: Exception, why: str, nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_host_that_is_not_reached_is_named(
+    error: Exception, said: str, nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes += [node("10.0.0.7", 0, alive=False)]
     group: Any = WorkerGroup("actor_train", [], tmp_path, tmp_path / "record", blocking=True)
@@ -95,7 +104,7 @@ def test_a_lost_host_is_named(
     monkeypatch.setattr(group, "_logs", [tmp_path / "actor_train-0.log"])
     failure = group._failure([(0, error)])
     assert isinstance(failure, WorkerDied), "a loss, so that the role is restarted"
-    assert f"its host 10.0.0.7 is lost: {why}" in str(failure)
+    assert failure.cause == f"{said} (logs/actor_train-0.log)"
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,19 @@ from pathlib import Path
 import pytest
 
 from roll.ray.process import _find_programs, _use_own_temporary
+from roll.system.own_folder import LOCK
 from tests import limits
 
 
-def test_tmpdir_missing_on_this_host_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tmpdir_missing_on_this_host_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     _use_own_temporary()
     assert os.environ["TMPDIR"] == str(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "of-another-host"))
     _use_own_temporary()
-    assert "TMPDIR" not in os.environ
+    own = Path(os.environ["TMPDIR"])
+    assert own.parent != tmp_path and (own / LOCK).is_file() and tempfile.gettempdir() == str(own)
 
 
 def test_programs_beside_the_interpreter_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
