@@ -67,6 +67,12 @@ def main(descriptor: int, temporary: Path) -> None:
     from roll.system.leftovers import Leftovers
     from roll.system.own_folder import remove_ownerless
 
+    def is_alive(worker: psutil.Process) -> bool:
+        try:
+            return worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:  # it ended between the two questions
+            return False
+
     kept: dict[psutil.Process, Leftovers] = {}
     looks, is_open = dict[psutil.Process, int](), True
     while is_open or kept:
@@ -77,7 +83,7 @@ def main(descriptor: int, temporary: Path) -> None:
                 with suppress(psutil.NoSuchProcess):
                     kept.setdefault(psutil.Process(int(word)), Leftovers())
         for worker, leftovers in list(kept.items()):
-            if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+            if is_alive(worker):
                 looks[worker] = looks.get(worker, -1) + 1
                 if looks[worker] < RECORD_EVERY or looks[worker] % RECORD_EVERY == 0:
                     leftovers.record([worker.pid])
