@@ -20,6 +20,10 @@ HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 """Values of `model_type` for models that mix gated-delta layers with attention layers."""
 REPLAYED = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")
 """Values of `model_type` for models whose routers can replay the engine's choice of experts, as tests show."""
+PATCHED = ("qwen2_5_vl", "qwen3_vl")
+"""Values of `model_type` for models that see the patches of a picture, in positions that follow its grid."""
+TILED = ("smolvlm", "idefics3")
+"""Values of `model_type` for models that see a picture in tiles of one size."""
 LINEAR = "linear_attention"
 """Name of a gated-delta layer in `layer_types` of config.json."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -378,6 +382,11 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
 def is_seeing_hybrid(model_type: object) -> bool:
     """Return whether models of this type have a hybrid text model and a vision tower, as Qwen3.5 does."""
     return f"{model_type}_text" in HYBRIDS
+
+
+def sees_pictures(model_type: object) -> bool:
+    """Return whether roll trains models of this type on pictures."""
+    return model_type in (*PATCHED, *TILED)
 
 
 def config_file(model: str) -> Path | None:
