@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
@@ -28,8 +28,10 @@ from roll.data.picture_parts import PictureFault, PictureReference
 from roll.errors import DataError, Fault
 from roll.types import Ints, Pictures
 
-FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
-"""Formats that are read, by Pillow's names. MPO is the JPEG of some cameras; its first picture is the photograph."""
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
+"""Formats that are read, by Pillow's names."""
+CAMERAS = "MPO"
+"""Name of the JPEG of some cameras. It has several pictures, and the first one is the photograph."""
 LARGEST = 89_478_485
 """Largest number of pixels of a picture: the number above which Pillow suspects an attack."""
 WHITE = (255, 255, 255, 255)
@@ -42,6 +44,7 @@ def decoded(data: bytes) -> Image.Image:
     Raises:
         PictureFault: it is broken, too large, animated, or has values of 32 bits.
     """
+    Image.init()  # registers the readers of all formats; only the first call takes time
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # among them Pillow's about a size that is checked here
@@ -55,7 +58,8 @@ def decoded(data: bytes) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise PictureFault(f"is too large: {error}", "make it smaller", "too_large") from error
     except Exception as error:  # Pillow's readers raise anything for a broken file
-        problem = f"cannot be read as a picture: {error}".replace("<", "").replace(">", "")
+        unknown = isinstance(error, UnidentifiedImageError)  # whose text has an address in memory
+        problem = "is in no known format" if unknown else f"cannot be read as a picture: {error}"
         remedy = f"give an undamaged file of one of the formats {', '.join(FORMATS)}"
         raise PictureFault(problem, remedy, "unreadable") from error
 
@@ -65,7 +69,7 @@ def _check(opened: Image.Image) -> None:
     if width * height > LARGEST:
         problem = f"has {width} x {height} pixels, more than {LARGEST:,}"
         raise PictureFault(problem, "make it smaller", "too_large")
-    if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format != "MPO":
+    if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format != CAMERAS:
         problem = f"is a {opened.format} of {frames} pictures, and roll does not read videos"
         raise PictureFault(problem, "save one of them as a file of its own", "not_supported")
 
