@@ -142,23 +142,20 @@ def build_seeing_model(family: str, seed: int, tied: bool = False) -> PreTrained
 def write_seeing_model(folder: Path, family: str, seed: int, tied: bool = False) -> None:
     """Write the model with its tokenizer and its image processor. The folder appears only when it is complete."""
     disable_progress_bar()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    site = folder.with_name(f".{folder.name}.{os.getpid()}")
-    build_seeing_model(family, seed, tied).save_pretrained(site)
-    build_seeing_tokenizer(family).save_pretrained(site)
-    build_processor(family).save_pretrained(site)
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    build_seeing_model(family, seed, tied).save_pretrained(partial)
+    build_seeing_tokenizer(family).save_pretrained(partial)
+    build_processor(family).save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
-    site.rename(folder)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0])
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    write_seeing_model(chosen.folder, chosen.family, chosen.seed)
+    os.rename(partial, folder)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0])
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write_seeing_model(given.folder, given.family, given.seed)
