@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    Qwen2Tokenizer,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.utils.logging import disable_progress_bar
 
-from examples.tiny.make_model import END_ID, PAD_ID, VOCABULARY, build_tokenizer
-
+VOCABULARY = 320
+"""Number of rows of the embedding and the head: 256 bytes, three special tokens and the marks of a family."""
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD_ID, START_ID, END_ID = 256, 257, 258
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
 POSITIONS = 1024
 PATCH, MERGE, TILE = 8, 2, 32
@@ -82,8 +86,11 @@ ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_se
 
 
 def build_seeing_tokenizer(family: str) -> PreTrainedTokenizerBase:
-    """Return the byte tokenizer of `make_model.py` with the marks and the template of a family."""
-    tokenizer = build_tokenizer()
+    """Return a tokenizer whose tokens are single bytes, with the marks and the template of a family."""
+    vocabulary = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
+    vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
+    special = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], **special)
     marks, template = (SMOL_MARKS, SMOL_TEMPLATE) if family == "smolvlm" else (QWEN_MARKS, QWEN_TEMPLATE)
     tokenizer.add_tokens(list(marks), special_tokens=True)
     tokenizer.chat_template, tokenizer.model_max_length = template, POSITIONS
@@ -107,7 +114,12 @@ def build_config(family: str, tied: bool = False) -> Any:
         vision |= {"image_size": TILE, "patch_size": PATCH, "initializer_range": 0.1}
         text = {"model_type": "llama", **TEXT}
         return AutoConfig.for_model(
-            family, text_config=text, vision_config=vision, image_token_id=tokens["<image>"], pad_token_id=PAD_ID, **more
+            family,
+            text_config=text,
+            vision_config=vision,
+            image_token_id=tokens["<image>"],
+            pad_token_id=PAD_ID,
+            **more,
         )
     vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": PATCH}
     vision |= {"spatial_merge_size": MERGE, "out_hidden_size": TEXT["hidden_size"], "initializer_range": 0.1}

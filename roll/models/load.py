@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
@@ -268,6 +269,8 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
             unfit(path, OWN_ATTENTION)
         ) from error  # the model looks up attention implementations in its own table
     except (OSError, ValueError, SafetensorError) as error:
+        if "Unrecognized configuration class" in str(error) and _sees(path, model_args):
+            raise DataError(_seeing(path)) from error
         raise DataError(unreadable(path, "model", error)) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if packed:
@@ -357,6 +360,15 @@ def unfit(path: str, why: str) -> Fault:
         "use a model with standard attention layers and without changes to its logits, such as Qwen, Llama or Mistral"
     )
     return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy, "unfit")
+
+
+def _sees(path: str, model_args: ModelConfig) -> bool:
+    return sees(AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code))
+
+
+def _seeing(path: str) -> Fault:
+    problem = f"the model '{path}' sees pictures, and only SFT trains such models yet"
+    return Fault("pretrain", problem, "use pipeline: sft, or a model of text alone", "unfit")
 
 
 def unreadable(path: str, what: str, error: Exception) -> Fault:

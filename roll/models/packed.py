@@ -199,16 +199,19 @@ class PackedModel(nn.Module):
             self.replay.begin(None if inputs.routes is None else inputs.routes[mine])
         token_ids, position_ids = inputs.token_ids[mine], inputs.position_ids[..., mine]
         assert self.tower or inputs.shown is None, "the model sees no pictures"
-        return self.causal.base_model(
-            **(self.tower.inputs(token_ids, inputs.shown) if self.tower else {"input_ids": token_ids[None]}),
+        seen, unseen = self.tower.inputs(inputs.shown, token_ids.device) if self.tower else ({}, None)
+        states = self.causal.base_model(
+            input_ids=token_ids[None],
             position_ids=position_ids[..., None, :],
             use_cache=False,
             cu_seq_lens_q=inputs.cu_seq_lens,
             cu_seq_lens_k=inputs.cu_seq_lens,
             max_length_q=inputs.max_length,
             max_length_k=inputs.max_length,
+            **seen,
             **({} if inputs.share is None else {"over": inputs.share.group}),
         ).last_hidden_state[0]
+        return states if unseen is None else states + unseen.to(states.dtype)
 
     def of_scored(
         self, inputs: PackedInputs, back: int, compute: Callable[[Tensor, slice], tuple[Tensor, ...]]

@@ -119,21 +119,20 @@ class PictureTower:
         self._config: Any = causal.config
         self._is_tiled = causal.config.model_type in TILED
 
-    def inputs(self, token_ids: Tensor, shown: ShownPictures | None) -> dict[str, Any]:
-        """Return the arguments of the base model for packed tokens [T] with these pictures.
+    def inputs(self, shown: ShownPictures | None, device: torch.device) -> tuple[dict[str, Any], Tensor | None]:
+        """Return the arguments of the base model for these pictures, and None.
 
-        Without a picture the tower sees one of a single colour, which has no effect: under ZeRO, all ranks must run the
-        same layers, and have a gradient for the same parameters.
+        Without a picture, the tower sees one of a single colour. Then return no arguments, and a number that is 0,
+        to be added to the states: under ZeRO, all ranks must run the same layers in the same order, and have a gradient
+        for the same parameters.
         """
-        features = self.features(shown or self._nothing(token_ids.device))
+        features = self.features(shown or self._nothing(device))
         if shown is not None:
-            return {"input_ids": token_ids[None], "mm_encoder_outputs": {"image": features}}
-        embedded = self._causal.get_input_embeddings()(token_ids[None])
+            return {"mm_encoder_outputs": {"image": features}}, None
         pooled = features.pooler_output
         parts = [*(pooled if isinstance(pooled, tuple) else [pooled])]
         parts += [part for layer in getattr(features, "deepstack_features", None) or () for part in layer]
-        unused = sum((part.sum() for part in parts), start=embedded.new_zeros(()))
-        return {"inputs_embeds": embedded + 0.0 * unused.to(embedded.dtype)}
+        return {}, 0.0 * torch.stack([part.float().mean() for part in parts]).sum()
 
     def features(self, shown: ShownPictures) -> Any:
         """Return the output of transformers' `get_image_features`. It has no gradient if all of the tower is frozen."""
