@@ -288,12 +288,8 @@ def prepare_examples(
         DataError: some rows cannot be used (each fault names `file:row`), no row is left, or the tokenizer has no
             end-of-sequence token.
     """
-    if not isinstance(tokenizer.eos_token, str):
-        problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
-        raise DataError(Fault("pretrain", problem, "set eos_token in its tokenizer_config.json", "unfit"))
-    sources = find_sources(data_args.file_name, data_args.split)
-    if sight:
-        sources = [replace(source, encodes_bytes=True) for source in sources]
+    _check_ends(tokenizer)
+    sources = [replace(one, encodes_bytes=bool(sight)) for one in find_sources(data_args.file_name, data_args.split)]
     is_raw = data_args.text is not None
     limits = replace(limits, truncation="drop") if is_raw else limits
     table = _table(sources, data_args, tokenizer, limits, kind, cache_folder, sight)
@@ -304,8 +300,8 @@ def prepare_examples(
     prompt, response, rejected = (column(table, f"{name}_tokens") for name in ("prompt", "response", "rejected"))
     longer = np.maximum(response, rejected)
     fits = np.ones(len(table), np.bool_) if is_raw else limits.fits(prompt, longer)
-    cuts = ~fits & limits.shortens(np.ones_like(prompt) if learn_all else _unlearnt(table, limits), longer)
-    cuts &= picture_counts(table) == 0
+    unlearnt = np.ones_like(prompt) if learn_all else _unlearnt(table, limits)
+    cuts = ~fits & limits.shortens(unlearnt, longer) & (picture_counts(table) == 0)
     shortest = np.minimum(response, rejected) if kind == "pairs" else response
     is_learnt = (shortest > 0) & (prompt + shortest > 1)
     used = (fits | cuts) & is_learnt
@@ -315,16 +311,20 @@ def prepare_examples(
         for which in (~fits & ~cuts, (fits | cuts) & ~is_learnt, used & same, used & cuts)
     )
     positions = np.flatnonzero(meant & used)
-    remarks = count_remarks(table, positions, sources)
     if not len(positions):
         least = LengthLimits(_least(prompt[meant]), _least(longer[meant]), _least((prompt + longer)[meant]))
         raise DataError(*_nothing_left(limits, least, too_long, wordless, sources[0].name))
-    starts = np.zeros(len(positions), np.int64)
+    remarks, starts = count_remarks(table, positions, sources), np.zeros(len(positions), np.int64)
     if is_raw:
         positions, starts = _pieces(positions, prompt + response, limits.longest)
-    learn_all = learn_all or is_raw
     counts, names = (too_long, shortened, wordless, alike), tuple(source.name for source in sources)
-    return ExampleSet(positions, starts, *counts, remarks, limits, learn_all, table, sight, names)
+    return ExampleSet(positions, starts, *counts, remarks, limits, learn_all or is_raw, table, sight, names)
+
+
+def _check_ends(tokenizer: PreTrainedTokenizerBase) -> None:
+    if not isinstance(tokenizer.eos_token, str):
+        problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
+        raise DataError(Fault("pretrain", problem, "set eos_token in its tokenizer_config.json", "unfit"))
 
 
 def _table(

@@ -122,7 +122,7 @@ def test_packed_sequences_are_transformers_padded_rows(
 
 
 @each_case
-def test_updates_are_adamws_if_one_rank_has_no_picture(
+def test_updates_are_adamws_with_pictures_on_one_rank(
     case: SeeingCase,
     outcomes: Outcomes,
     models: dict[str, Path],

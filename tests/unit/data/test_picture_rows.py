@@ -255,7 +255,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("name", list(BAD))
-def test_picture_that_cannot_be_used_is_fault_of_row(name: str, eye: Eye, write_jsonl: Write, tmp_path: Path) -> None:
+def test_unusable_picture_is_fault_of_its_row(name: str, eye: Eye, write_jsonl: Write, tmp_path: Path) -> None:
     data, code, value = BAD[name]
     (tmp_path / name).write_bytes(data)
     noise((16, 16)).save(tmp_path / "good.png")

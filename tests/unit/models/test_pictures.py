@@ -115,7 +115,7 @@ def test_shape_counts_all_parameters(family: str, tied: bool) -> None:
     )
 
 
-def test_shape_of_older_files_is_that_of_newer_ones() -> None:
+def test_older_files_have_shape_of_newer_ones() -> None:
     # As in the config.json of Qwen2.5-VL-3B: the keys of the text model are not in a block of their own.
     whole = json.loads(build_config("qwen2_5_vl").to_json_string())
     flat = {key: value for key, value in whole.items() if key != "text_config"} | whole["text_config"]
@@ -123,7 +123,7 @@ def test_shape_of_older_files_is_that_of_newer_ones() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_frozen_parts_and_layers_of_text_are_told_apart(family: str) -> None:
+def test_frozen_parts_are_told_from_text_model(family: str) -> None:
     model = build_seeing_model(family, seed=0)
     assert len(decoder_layers(model)) == 3
     names = {name for name, _ in model.named_parameters()}
