@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from roll.config.derived.model_shape import TILED, sees_pictures
 from roll.data.picture_parts import PictureFault, PictureReference

@@ -506,7 +506,8 @@ def column(table: datasets.Dataset, name: str) -> NDArray[Any]:
 
 def picture_counts(table: datasets.Dataset) -> NDArray[np.int64]:
     """Return the number of pictures of each row of a table, [rows]."""
-    return compute.list_value_length(table.data.column("pictures")).to_numpy().astype(np.int64)
+    lengths: Any = compute.call_function("list_value_length", [table.data.column("pictures")])
+    return lengths.to_numpy().astype(np.int64)
 
 
 def identity(table: datasets.Dataset, positions: NDArray[np.int64], *further: NDArray[Any]) -> str:

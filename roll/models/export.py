@@ -15,7 +15,8 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.hub import cached_file
 
 from roll.models.lora_variants import is_pissa
 

@@ -136,7 +136,7 @@ class PictureTower:
 
     def features(self, shown: ShownPictures) -> Any:
         """Return the output of transformers' `get_image_features`. It has no gradient if all of the tower is frozen."""
-        base = self._causal.base_model
+        base: Any = self._causal.base_model
         is_trained = any(parameter.requires_grad for _, parameter in vision_parameters(self._causal))
         with nullcontext() if is_trained else torch.no_grad():
             if self._is_tiled:

@@ -24,7 +24,7 @@ from roll.config.schema.model import FrozenVision, ModelConfig
 from roll.data import packing
 from roll.models.load import add_lora, load_seeing_policy
 from roll.models.pictures import freeze_vision
-from roll.training.actor_train import TrainShape
+from roll.training.deepspeed.settings import TrainSettings
 from roll.types import Pictures, Sequences, TrainBatch
 from tests.engines.training import (
     ADAM_EPSILON,
@@ -43,7 +43,7 @@ ON_ONE_RANK = ([[0, 2], [3]], [[1], []])
 """By rank, the sequences of each micro-batch: only the first rank has pictures, and the second one a filler."""
 SHOWN: Sequence[Sequence[tuple[int, int]]] = ([(40, 24)], [], [(17, 90), (96, 30), (16, 16)], [(64, 64), (33, 47)])
 """By sequence, the width and height of each picture."""
-SHAPE = TrainShape(1, 1, 10**6, "token-mean", 1.0)
+NOTHING: tuple[Any, Any, Any] = (None, np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,6 @@ class Seen:
     first: dict[str, Tensor]
     second: dict[str, Tensor]
     resumed: dict[str, Tensor]
-    losses: list[float]
-    """Sum of the losses of this rank's tokens in each update."""
 
 
 def pictures_of(family: str, sizes: Sequence[tuple[int, int]], seed: int) -> tuple[Any, np.ndarray, np.ndarray]:
@@ -98,7 +96,7 @@ def batch_of(family: str, token: int) -> TrainBatch:
     token_ids, masks, shown = [], [], []
     for number, sizes in enumerate(SHOWN):
         parts, starts = [generator.integers(0, 250, 3)], []
-        values, rows, grids = pictures_of(family, sizes, number) if sizes else (None, np.zeros(0), np.zeros((0, 2)))
+        values, rows, grids = pictures_of(family, sizes, number) if sizes else NOTHING
         for count in rows * 4 if family == "smolvlm" else grids.prod(axis=1):
             starts.append(sum(map(len, parts)))
             parts += [np.full(int(count), token), generator.integers(0, 250, 2)]
@@ -131,25 +129,36 @@ def updated(
     """Make two updates for each case, and the second one again from the checkpoint after the first. Then export."""
     out = []
     for case in cases:
-        plain = Case(case.stage, case.lora)
-        made = settings(plain, models[case.family], SEED, load_seeing_policy)
+        made = settings(Case(case.stage, case.lora), models[case.family], SEED, load_seeing_policy)
         chosen = dataclasses.replace(made, model_args=case.model_args, total_updates=TOTAL_UPDATES)
-        site, losses = folder / case.name, []
+        site = folder / case.name
         site.mkdir(parents=True, exist_ok=True)
         update = [work[case.family][rank.rank]]
-        with trainer_of(chosen, rank) as strategy:
-            losses.append(strategy.train_step(update, NegativeLogLikelihood(), 1.0, 0).sums["sft/loss"])
-            first = tensors_of(strategy, False, site)
-            strategy.save(site / "states")
-            losses.append(strategy.train_step(update, NegativeLogLikelihood(), 1.0, 1).sums["sft/loss"])
-            second = tensors_of(strategy, False, site)
-            strategy.export(site / "export")
-        with trainer_of(chosen, rank) as strategy:
-            strategy.load(site / "states")
-            strategy.train_step(update, NegativeLogLikelihood(), 1.0, 1)
-            resumed = tensors_of(strategy, False, site)
-        out.append(Seen(first, second, resumed, losses))
+        first, second = _two_updates(chosen, rank, update, site)
+        out.append(Seen(first, second, _second_again(chosen, rank, update, site)))
     return out
+
+
+# Each in its own function, so that nothing holds the trainer longer: while it lives, models are sharded when loaded.
+
+
+def _two_updates(
+    chosen: TrainSettings, rank: Rank, update: Any, site: Path
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    with trainer_of(chosen, rank) as strategy:
+        strategy.train_step(update, NegativeLogLikelihood(), 1.0, 0)
+        first = tensors_of(strategy, False, site)
+        strategy.save(site / "states")
+        strategy.train_step(update, NegativeLogLikelihood(), 1.0, 1)
+        strategy.export(site / "export")
+        return first, tensors_of(strategy, False, site)
+
+
+def _second_again(chosen: TrainSettings, rank: Rank, update: Any, site: Path) -> dict[str, Tensor]:
+    with trainer_of(chosen, rank) as strategy:
+        strategy.load(site / "states")
+        strategy.train_step(update, NegativeLogLikelihood(), 1.0, 1)
+        return tensors_of(strategy, False, site)
 
 
 def padded_inputs(sequences: Sequences, family: str, token: int) -> dict[str, Tensor]:

@@ -160,8 +160,7 @@ def test_export_is_a_model_of_transformers(
         base: Any = AutoModelForImageTextToText.from_pretrained(models[case.family], dtype=torch.float32)
         loaded: Any = PeftModel.from_pretrained(base, exported).merge_and_unload()
     else:
-        loaded, found = AutoModelForImageTextToText.from_pretrained(
-            exported, dtype=torch.float32, output_loading_info=True
-        )
+        kind: Any = AutoModelForImageTextToText
+        loaded, found = kind.from_pretrained(exported, dtype=torch.float32, output_loading_info=True)
         assert not found["missing_keys"] and not found["unexpected_keys"]
     assert_close({name: each.detach() for name, each in loaded.named_parameters()}, outcomes[case][0].second, 1e-6)
