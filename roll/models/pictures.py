@@ -27,7 +27,7 @@ TOWERS = ("visual", "vision_model")
 """Names of the vision tower within the base model of transformers."""
 PROJECTORS = re.compile(r"(^|\.)(visual\.(merger|deepstack_merger_list)|connector)\.")
 """In the names of parameters: the projector into the text model."""
-FACTOR = 0.5
+GREY = 0.5
 """Value of the pixels of the picture that a tower sees if a micro-batch has none."""
 
 
@@ -153,5 +153,5 @@ class PictureTower:
         else:
             width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
             rows, grid = vision.spatial_merge_size**2, 1
-        values = torch.full((rows, width), FACTOR, device=device)
+        values = torch.full((rows, width), GREY, device=device)
         return ShownPictures(values, torch.full((1, 2), grid, dtype=torch.int64, device=device))

@@ -352,6 +352,12 @@ def test_sixteen_bits_keep_their_brightness() -> None:
     assert np.array_equal(found, np.repeat((levels // 256)[..., None], 3, axis=2))
 
 
+def test_first_picture_of_cameras_jpeg_is_seen() -> None:
+    photograph = noise((16, 16))
+    data = encoded(photograph, "MPO", save_all=True, append_images=[noise((16, 16), seed=1)])
+    assert np.array_equal(np.asarray(decoded(data)), np.asarray(decoded(encoded(photograph, "JPEG"))))
+
+
 def test_transparent_pixels_are_white() -> None:
     hidden = Image.fromarray(np.array([[[200, 0, 0, 0], [200, 0, 0, 255], [200, 0, 0, 51]]], np.uint8), "RGBA")
     expected = [[[255, 255, 255], [200, 0, 0], [244, 204, 204]]]
