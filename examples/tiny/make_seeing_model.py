@@ -1,4 +1,5 @@
-"""Writes the model of the tiny examples with pictures: random weights, in the shape of Qwen2.5-VL, Qwen3-VL or SmolVLM.
+"""Writes the model of the tiny examples with pictures: random weights, in the shape of Qwen2.5-VL, Qwen3-VL, SmolVLM or
+Idefics3.
 
     python examples/tiny/make_seeing_model.py FOLDER [--family qwen2_5_vl] [--seed 0]
 
@@ -24,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Tokenizer,
 )
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.utils.logging import disable_progress_bar
@@ -32,7 +34,9 @@ VOCABULARY = 320
 """Number of rows of the embedding and the head: 256 bytes, three special tokens and the marks of a family."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
+TILED = ("smolvlm", "idefics3")
+"""Families that see a picture in tiles."""
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", *TILED)
 POSITIONS = 1024
 PATCH, MERGE, TILE = 8, 2, 32
 """Side of a patch in pixels; of a placeholder token in patches; of a tile in pixels (SmolVLM)."""
@@ -91,7 +95,7 @@ def build_seeing_tokenizer(family: str) -> PreTrainedTokenizerBase:
     vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
     special = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], **special)
-    marks, template = (SMOL_MARKS, SMOL_TEMPLATE) if family == "smolvlm" else (QWEN_MARKS, QWEN_TEMPLATE)
+    marks, template = (SMOL_MARKS, SMOL_TEMPLATE) if family in TILED else (QWEN_MARKS, QWEN_TEMPLATE)
     tokenizer.add_tokens(list(marks), special_tokens=True)
     tokenizer.chat_template, tokenizer.model_max_length = template, POSITIONS
     return tokenizer
@@ -99,8 +103,9 @@ def build_seeing_tokenizer(family: str) -> PreTrainedTokenizerBase:
 
 def build_processor(family: str) -> Any:
     """Return the image processor of a family."""
-    if family == "smolvlm":
-        return SmolVLMImageProcessorPil(size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE})
+    if family in TILED:
+        kind = SmolVLMImageProcessorPil if family == "smolvlm" else Idefics3ImageProcessorPil
+        return kind(size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE})
     size = {"shortest_edge": (PATCH * MERGE) ** 2, "longest_edge": LARGEST_PIXELS}
     return Qwen2VLImageProcessorPil(size=size, patch_size=PATCH, merge_size=MERGE)
 
@@ -109,7 +114,7 @@ def build_config(family: str, tied: bool = False) -> Any:
     """Return the configuration of a tiny model of a family; `tied`: its head is its embedding."""
     tokens = build_seeing_tokenizer(family).get_vocab()
     more: dict[str, Any] = {"tie_word_embeddings": tied}
-    if family == "smolvlm":
+    if family in TILED:
         vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
         vision |= {"image_size": TILE, "patch_size": PATCH, "initializer_range": 0.1}
         text = {"model_type": "llama", **TEXT}

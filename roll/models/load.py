@@ -40,7 +40,7 @@ from roll.models.layers import decoder_layers
 from roll.models.logits import final_logits, unknown_key
 from roll.models.lora_variants import start_from_singular_values
 from roll.models.packed import LogProbHead, PackedPolicy
-from roll.models.pictures import freeze_vision, sees, text_targets
+from roll.models.pictures import freeze_vision, is_of_vision, sees, text_targets
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 
 ALL_LINEAR = ["all-linear"]
@@ -185,7 +185,7 @@ def check_readable(path: str, lora_target: str | None = None) -> None:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise DataError(unreadable(path, "model", error)) from error
     if matrices and lora_target is not None:
-        _check_targets(lora_target, matrices)
+        _check_targets(lora_target, [name for name in matrices if not is_of_vision(name)])
 
 
 def _matrices(file: Path) -> list[str]:

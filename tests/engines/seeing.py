@@ -17,7 +17,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
-from examples.tiny.make_seeing_model import MERGE, TILE, build_processor
+from examples.tiny.make_seeing_model import MERGE, TILE, TILED, build_processor
 from roll.algorithms.losses import NegativeLogLikelihood
 from roll.backend import MicroBatch, Rank
 from roll.config.schema.model import FrozenVision, ModelConfig
@@ -81,7 +81,7 @@ def pictures_of(family: str, sizes: Sequence[tuple[int, int]], seed: int) -> tup
     """Return the values, rows and grids of pictures of noise, by transformers' processor alone."""
     generator, processor = np.random.default_rng(seed), build_processor(family)
     noise = [generator.integers(0, 256, (height, width, 3), dtype=np.uint8) for width, height in sizes]
-    if family == "smolvlm":
+    if family in TILED:
         tiles = [processor.preprocess([[one]], return_tensors="np")["pixel_values"][0] for one in noise]
         rows = np.array([len(one) for one in tiles])
         return np.concatenate([one.reshape(len(one), -1) for one in tiles]), rows, np.zeros((len(rows), 2), np.int64)
@@ -97,7 +97,7 @@ def batch_of(family: str, token: int) -> TrainBatch:
     for number, sizes in enumerate(SHOWN):
         parts, starts = [generator.integers(0, 250, 3)], []
         values, rows, grids = pictures_of(family, sizes, number) if sizes else NOTHING
-        for count in rows * 4 if family == "smolvlm" else grids.prod(axis=1):
+        for count in rows * 4 if family in TILED else grids.prod(axis=1):
             starts.append(sum(map(len, parts)))
             parts += [np.full(int(count), token), generator.integers(0, 250, 2)]
         parts.append(generator.integers(0, 250, 6))
@@ -172,7 +172,7 @@ def padded_inputs(sequences: Sequences, family: str, token: int) -> dict[str, Te
     if (shown := sequences.shown) is None:
         return given
     values = torch.from_numpy(shown.values).double()
-    if family != "smolvlm":
+    if family not in TILED:
         grid = nn.functional.pad(torch.from_numpy(shown.grids) * MERGE, (1, 0), value=1)
         return given | {"pixel_values": values, "image_grid_thw": grid, "mm_token_type_ids": (ids == token).int()}
     tiles = [part.sum() for part in np.split(shown.rows, np.cumsum(shown.counts)[:-1])]

@@ -19,7 +19,7 @@ from transformers.image_utils import load_image
 from transformers.models.idefics3 import Idefics3Processor
 from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
 
-from examples.tiny.make_seeing_model import FAMILIES, write_seeing_model
+from examples.tiny.make_seeing_model import FAMILIES, TILED, write_seeing_model
 from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
 from roll.data.picture_parts import MARK
@@ -104,7 +104,7 @@ def said(text: str) -> dict[str, str]:
 
 def processors_inputs(eye: Eye, row: dict[str, Any], pictures: Sequence[Image.Image]) -> Any:
     """Return what transformers' own processor makes of a conversation."""
-    is_tiled = eye.sight.model_type == "smolvlm"
+    is_tiled = eye.sight.model_type in TILED
     kind: Any = Idefics3Processor if is_tiled else Qwen2_5_VLProcessor
     more: dict[str, Any] = {"image_seq_len": 4} if is_tiled else {"video_processor": None}
     # transformers' check wants a video processor, whose package is not installed.
@@ -133,7 +133,7 @@ def test_tokens_and_pixels_equal_the_processors(
     assert sequence.shown is not None and sequence.shown.counts.tolist() == [4]
     pixels = expected["pixel_values"]
     assert np.array_equal(sequence.shown.values, pixels.reshape(len(sequence.shown.values), -1))
-    if family != "smolvlm":
+    if family not in TILED:
         grids = np.pad(sequence.shown.grids * 2, ((0, 0), (1, 0)), constant_values=1)
         assert np.array_equal(grids, expected["image_grid_thw"])
     placeholders = np.flatnonzero(sequence.token_ids == own.sight.token_id)
