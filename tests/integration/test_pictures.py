@@ -82,33 +82,3 @@ def test_model_learns_what_pictures_show(seeing_world: World) -> None:
     for name, weight in own.named_parameters():
         assert torch.equal(weight, exported[name]), name
     AutoImageProcessor.from_pretrained(seeing_world.folder / "hf", backend="pil")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("stage", [2, 3])
-def test_frozen_tower_is_in_every_export(seeing_world: World, stage: int) -> None:
-    words = ("max_steps=2", "save_steps=2", "eval_steps=0", "++sft_train.model_args.freeze_vision=tower")
-    words += (f"deepspeed_zero2.zero_optimization.stage={stage}", f"output_dir=frozen_{stage}")
-    outcome = seeing_world.run("--config-name", "tiny/tiny_pictures", *words)
-    assert outcome.status == 0, outcome.output
-    run, given = seeing_world.folder / f"frozen_{stage}", seeing_world.folder / "output/tiny/seeing"
-    begun: Any = AutoModelForImageTextToText.from_pretrained(given, dtype=torch.float32)
-    start = dict(begun.named_parameters())
-    for form, out in (("hf", seeing_world.folder / f"hf_{stage}"), ("universal", seeing_world.folder / f"any_{stage}")):
-        assert export([str(run), str(out), "--format", form]) == 0
-    for folder in (run / "export", seeing_world.folder / f"hf_{stage}"):
-        kind: Any = AutoModelForImageTextToText
-        model, found = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        assert not found["missing_keys"] and not found["unexpected_keys"]
-        weights = dict(model.named_parameters())
-        assert torch.equal(
-            weights["model.visual.blocks.0.attn.qkv.weight"], start["model.visual.blocks.0.attn.qkv.weight"]
-        )
-        assert not torch.equal(weights["model.visual.merger.mlp.0.weight"], start["model.visual.merger.mlp.0.weight"])
-    more = (
-        "max_steps=3",
-        f"resume_from_checkpoint={seeing_world.folder / f'any_{stage}'}",
-        f"output_dir=again_{stage}",
-    )
-    outcome = seeing_world.run("--config-name", "tiny/tiny_pictures", *words[1:-1], *more)
-    assert outcome.status == 0, outcome.output
