@@ -274,6 +274,26 @@ class Session:
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """The K pictures of N token sequences, in the order in which the sequences show them."""
+
+    values: Floats
+    """[R, D], what the model's vision tower reads: one row for each patch of a picture (Qwen), or for each of its tiles
+    (SmolVLM). The rows of a picture are adjacent.
+    """
+    rows: NDArray[np.int64]
+    """[K], number of rows in `values` of each picture."""
+    grids: NDArray[np.int64]
+    """[K, 2], height and width of each picture in placeholder tokens, for models whose positions follow the grid; 0 for
+    others.
+    """
+    starts: NDArray[np.int64]
+    """[K], index of each picture's first placeholder token in its own sequence."""
+    counts: NDArray[np.int64]
+    """[N], number of pictures of each sequence."""
+
+
+@dataclass(frozen=True)
 class Sequences:
     """N token sequences, concatenated without padding."""
 
@@ -285,6 +305,8 @@ class Sequences:
     """[T]; True for tokens in the loss: tokens that the policy sampled, or target tokens of a data set."""
     routes: Routes | None = None
     """[T, layers, k], the routes to replay. None replays none."""
+    shown: Pictures | None = None
+    """The pictures of the sequences. None if they show none."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -40,8 +40,9 @@ def translated(source: Source, build: Callable[[Source, Draft], None]) -> Draft:
         if (rule := source.table.rule(key)) and rule.part in ("same", "values"):
             _copy(key, source.get(key), rule, source, draft)
     if SEES.search(name := str(draft.at("pretrain"))):
-        problem = f"{name} is a model of text and images, and roll trains models of text only"
-        raise ConfigError(Fault("pretrain", problem, "leave it with its program", "not_supported"))
+        problem = f"{name} is a model of text and images, whose configurations are not translated"
+        remedy = "leave it with its program; for SFT, see Pictures in docs/post_training.md"
+        raise ConfigError(Fault("pretrain", problem, remedy, "not_supported"))
     build(source, draft)
     if not draft.at("pretrain"):
         draft.note("lost", "pretrain", "the source names no model: add `pretrain: FOLDER`, or a name of the Hub")

@@ -30,6 +30,7 @@ from roll.data.native import (
     opening,
     special_marks,
 )
+from roll.data.picture_parts import PICTURES
 from roll.data.turns import RenderMessages, Turns, inline, is_learnt, marked_pieces
 from roll.errors import DataError, Fault
 
@@ -78,7 +79,7 @@ class ChatTemplate:
         for key in self.unread(further):
             raise TemplateFault(f"the row has '{key}', which the template '{self._template}' does not read")
         if self._native is None:
-            self._check_written(messages, WRITTEN)
+            self._check_written(messages, (*WRITTEN, PICTURES))
             return self._opening + OWN_TEMPLATES[self._template](messages, generate)
         return self._native.text(self._written(messages, self._native, further), generate, further)
 

@@ -18,6 +18,8 @@ from roll.config.schema.offline import Truncation
 from roll.data.chat import ChatTemplate, TemplateFault, checked_renderer, render_example, render_turns
 from roll.data.messages import UNLEARNT
 from roll.data.native import Messages
+from roll.data.picture_parts import pictures_of
+from roll.data.pictures import Sight
 from roll.data.prompts import Shuffle
 from roll.data.rows import (
     Conversation,
@@ -30,7 +32,7 @@ from roll.data.rows import (
     remarks_of,
     template_arguments,
 )
-from roll.data.sources import Source, find_sources
+from roll.data.sources import Source, find_sources, folder_of
 from roll.data.tables import (
     Preparation,
     Texts,
@@ -41,12 +43,14 @@ from roll.data.tables import (
     count_remarks,
     cut_of,
     identity,
+    picture_counts,
+    place_of,
     prepared_table,
 )
 from roll.data.turns import is_learnt
 from roll.data.unwritten import UNWRITTEN, Unwritten
 from roll.errors import DataError, Fault
-from roll.types import Bools, Ints
+from roll.types import Bools, Ints, Pictures
 
 WORDLESS = "they contain no token to learn"
 """Fault of examples without a token that enters the loss."""
@@ -144,7 +148,11 @@ class ExampleSequence:
     token_ids: Ints
     """[T], the tokens of the prompt, then those of the response, including the end of the turn."""
     response_mask: Bools
-    """[T], True for the tokens to learn: the assistant's last response, all its turns, or all but the first."""
+    """[T], True for the tokens to learn: the assistant's last response, all its turns, or all but the first. Never a
+    placeholder of a picture.
+    """
+    shown: Pictures | None = None
+    """The pictures of the conversation. None if it shows none."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,9 @@ class ExampleSet:
     _learn_all: bool
     """Whether the tokens of the prompt are learnt too."""
     _table: datasets.Dataset = field(repr=False)
+    _sight: Sight | None = None
+    _names: tuple[str, ...] = ()
+    """Names of the sources, by number."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -197,16 +208,25 @@ class ExampleSet:
         prompt, first = entry["prompt_tokens"], entry["prompt_tokens"] + entry["response_tokens"]
         gap = self._limits.gap(prompt, max(entry["response_tokens"], entry["rejected_tokens"]))
         if entry["pieces"]:
-            return Example((_cut(token_ids, _learnt_pieces(entry["pieces"], gap), gap),), entry["value"])
+            turns = _cut(token_ids, _learnt_pieces(entry["pieces"], gap), gap)
+            return Example((self._with_pictures(entry, turns),), entry["value"])
         learnt_from = 1 if self._learn_all else prompt
         start = int(self.starts[index])
         # Only raw text is longer than the limit without a gap.
         whole = token_ids[:first] if gap else token_ids[:first][start : start + self._limits.longest]
         chosen = _sequence(whole, learnt_from, gap)
         if not entry["rejected_tokens"]:
-            return Example((chosen,), entry["value"])
+            return Example((self._with_pictures(entry, chosen),), entry["value"])
         rejected = _sequence(np.concatenate([token_ids[:prompt], token_ids[first:]]), learnt_from, gap)
         return Example((chosen, rejected), entry["value"])
+
+    def _with_pictures(self, entry: Mapping[str, Any], sequence: ExampleSequence) -> ExampleSequence:
+        """Return a sequence with the pictures of its row. Raises DataError if the file of one has changed."""
+        if self._sight is None or not entry["pictures"]:
+            return sequence
+        learnt = sequence.response_mask & (sequence.token_ids != self._sight.token_id)
+        shown = self._sight.shown(entry["pictures"], sequence.token_ids, place_of(entry, self._names))
+        return ExampleSequence(sequence.token_ids, learnt, shown)
 
 
 def _sequence(token_ids: Ints, learnt_from: int, gap: tuple[int, int] | None) -> ExampleSequence:
@@ -249,29 +269,30 @@ def prepare_examples(
     part: RowRange | None = None,
     cache_folder: Path | None = None,
     embedded: int | None = None,
+    sight: Sight | None = None,
 ) -> ExampleSet:
     """Prepare rows with given responses, or with raw `text`, as `prepare_prompts` prepares prompts.
 
     Prompts and responses are tokenised separately, as they are when the policy generates. A row is dropped and counted
     if it is too long, unless `limits.truncation` shortens it, or if it has no token to learn. Raw text is cut into
-    examples of at most `limits.longest` tokens.
+    examples of at most `limits.longest` tokens. A row with pictures is never shortened, and its limits count their
+    placeholders.
 
     Args:
         learn_all: whether to learn the tokens of the prompt too. For raw text this is always the case.
         part: the part of the rows to use; None uses all.
         embedded: see `check_ids`.
+        sight: how the model sees pictures, of which only `responses` and `turns` may have any. None: it sees none.
 
     Raises:
         DataError: some rows cannot be used (each fault names `file:row`), no row is left, or the tokenizer has no
             end-of-sequence token.
     """
-    if not isinstance(tokenizer.eos_token, str):
-        problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
-        raise DataError(Fault("pretrain", problem, "set eos_token in its tokenizer_config.json", "unfit"))
-    sources = find_sources(data_args.file_name, data_args.split)
+    _check_ends(tokenizer)
+    sources = [replace(one, encodes_bytes=bool(sight)) for one in find_sources(data_args.file_name, data_args.split)]
     is_raw = data_args.text is not None
     limits = replace(limits, truncation="drop") if is_raw else limits
-    table = _table(sources, data_args, tokenizer, limits, kind, cache_folder)
+    table = _table(sources, data_args, tokenizer, limits, kind, cache_folder, sight)
     check_rows(table, sources)
     check_ids(table, sources, embedded)
 
@@ -279,7 +300,8 @@ def prepare_examples(
     prompt, response, rejected = (column(table, f"{name}_tokens") for name in ("prompt", "response", "rejected"))
     longer = np.maximum(response, rejected)
     fits = np.ones(len(table), np.bool_) if is_raw else limits.fits(prompt, longer)
-    cuts = ~fits & limits.shortens(np.ones_like(prompt) if learn_all else _unlearnt(table, limits), longer)
+    unlearnt = np.ones_like(prompt) if learn_all else _unlearnt(table, limits)
+    cuts = ~fits & limits.shortens(unlearnt, longer) & (picture_counts(table) == 0)
     shortest = np.minimum(response, rejected) if kind == "pairs" else response
     is_learnt = (shortest > 0) & (prompt + shortest > 1)
     used = (fits | cuts) & is_learnt
@@ -289,15 +311,20 @@ def prepare_examples(
         for which in (~fits & ~cuts, (fits | cuts) & ~is_learnt, used & same, used & cuts)
     )
     positions = np.flatnonzero(meant & used)
-    remarks = count_remarks(table, positions, sources)
     if not len(positions):
         least = LengthLimits(_least(prompt[meant]), _least(longer[meant]), _least((prompt + longer)[meant]))
         raise DataError(*_nothing_left(limits, least, too_long, wordless, sources[0].name))
-    starts = np.zeros(len(positions), np.int64)
+    remarks, starts = count_remarks(table, positions, sources), np.zeros(len(positions), np.int64)
     if is_raw:
         positions, starts = _pieces(positions, prompt + response, limits.longest)
-    learn_all = learn_all or is_raw
-    return ExampleSet(positions, starts, too_long, shortened, wordless, alike, remarks, limits, learn_all, table)
+    counts, names = (too_long, shortened, wordless, alike), tuple(source.name for source in sources)
+    return ExampleSet(positions, starts, *counts, remarks, limits, learn_all or is_raw, table, sight, names)
+
+
+def _check_ends(tokenizer: PreTrainedTokenizerBase) -> None:
+    if not isinstance(tokenizer.eos_token, str):
+        problem = f"the tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token"
+        raise DataError(Fault("pretrain", problem, "set eos_token in its tokenizer_config.json", "unfit"))
 
 
 def _table(
@@ -307,16 +334,17 @@ def _table(
     limits: LengthLimits,
     kind: Kind,
     cache_folder: Path | None,
+    sight: Sight | None,
 ) -> datasets.Dataset:
     """Return the prepared rows, see `prepared_table`. The tokenizer has an end-of-sequence token."""
     is_raw = data_args.text is not None
     render = None if is_raw else checked_renderer(data_args, tokenizer)
-    texts = partial(
-        _texts, data_args=data_args, render=render, unwritten=Unwritten(), eos_token=str(tokenizer.eos_token), kind=kind
-    )
+    given = {"data_args": data_args, "render": render, "eos_token": str(tokenizer.eos_token), "kind": kind}
+    texts = partial(_texts, unwritten=Unwritten(), sees=sight is not None, **given)
     # A row is cut by its tokens, so that all of them must be known.
     cut = cut_of(max(limits.prompt, limits.response)) if limits.truncation == "drop" and not is_raw else None
-    preparation = Preparation(texts, tokenizer, is_raw or data_args.template == "raw", data_args, cut)
+    adds_bos, folders = is_raw or data_args.template == "raw", tuple(folder_of(source) for source in sources)
+    preparation = Preparation(texts, tokenizer, adds_bos, data_args, cut, sight, folders)
     return prepared_table(sources, preparation, kind, cache_folder)
 
 
@@ -347,6 +375,7 @@ def _texts(
     unwritten: Unwritten,
     eos_token: str,
     kind: Kind,
+    sees: bool,
 ) -> Texts:
     if render is None:
         assert data_args.text is not None
@@ -356,15 +385,16 @@ def _texts(
         data_args,
         Reading(render, unwritten, eos_token, {**(data_args.chat_template_kwargs or {}), **template_arguments(row)}),
         kind,
+        sees,
     )
     return replace(texts, remarks=(*texts.remarks, *remarks_of(row, data_args)))
 
 
-def _read_texts(row: Mapping[str, Any], data_args: DataConfig, reading: Reading, kind: Kind) -> Texts:
+def _read_texts(row: Mapping[str, Any], data_args: DataConfig, reading: Reading, kind: Kind, sees: bool) -> Texts:
     if kind == "responses":
-        return reading.response(example_conversation(row, data_args))
+        return reading.response(example_conversation(row, data_args, sees))
     if kind == "turns":
-        return reading.turns(example_conversation(row, data_args))
+        return reading.turns(example_conversation(row, data_args, sees))
     if kind == "labelled":
         conversation, desirable = labelled_conversation(row, data_args)
         return replace(reading.response(conversation), value=float(desirable))
@@ -389,7 +419,8 @@ class Reading:
             )
         prompt, response = self._example(conversation)
         self._unwritten.check_learnt(conversation, response, lambda changed: self._example(changed)[1])
-        return Texts(prompt, response, remarks=self._remarks(conversation[:-1], prompt, prompt))
+        remarks = self._remarks(conversation[:-1], prompt, prompt)
+        return Texts(prompt, response, remarks=remarks, pictures=pictures_of(conversation))
 
     def turns(self, conversation: Conversation) -> Texts:
         """Return the texts of a conversation in which every turn of the assistant is learnt that may be."""
@@ -411,7 +442,8 @@ class Reading:
             self._unwritten.check_learnt(conversation[: index + 1], text, lambda changed: self._example(changed)[1])
         begun = next(index for index, message in enumerate(conversation) if message["role"] == "assistant")
         remarks = self._remarks(conversation[:-1], text, context[0] if begun == learnt[0] else "", learnt, begun)
-        return Texts("".join(context), response, pieces=tuple(context), remarks=remarks)
+        shown = pictures_of(conversation)
+        return Texts("".join(context), response, pieces=tuple(context), remarks=remarks, pictures=shown)
 
     def _render(self, messages: Messages, generate: bool) -> str:
         return self._template(messages, generate, self._further)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from roll.data.json_text import parsed
+from roll.data.picture_parts import MARK, PICTURES, PictureFault, PictureReference, is_picture, reference_of
 from roll.errors import FaultCode
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -63,17 +64,22 @@ class MessageFault(ValueError):
         self.code: FaultCode = code
 
 
-def read_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def read_message(message: Mapping[str, Any], sees: bool = False) -> dict[str, Any]:
     """Return a message in the normalised form. A message without text has the content "".
 
+    Args:
+        sees: whether the message may show pictures. Its text then has `MARK` for each, and its `PICTURES` say where
+            they are; None for a part that does not say.
+
     Raises:
-        MessageFault: the role is unknown, the content is not text, a tool call or the thinking cannot be read, or a key
-            asks for a loss that cannot be given.
+        MessageFault: the role is unknown, the content is not text, a tool call or the thinking cannot be read, a key
+            asks for a loss that cannot be given, or there is a picture that may not be shown.
     """
     role, content, calls = _text_parts(message)
     if seen := [key for key in MEDIA if message.get(key)]:
         raise _media(f"has '{seen[0]}'")
-    read: dict[str, Any] = {"role": role, "content": text_of(content)}
+    text, shown = shown_text(content, role) if sees else (text_of(content), ())
+    read: dict[str, Any] = {"role": role, "content": text} | ({PICTURES: shown} if shown else {})
     if calls := calls or _calls(message):
         read["tool_calls"] = calls
     if role == "assistant" and (thinking := reasoning_of(message)):
@@ -130,6 +136,32 @@ def text_of(content: Any) -> str:
             code="wrong_type",
         )
     return "".join(parts)
+
+
+def shown_text(content: Any, role: str) -> tuple[str, tuple[PictureReference | None, ...]]:
+    """Return the text of a content that may show pictures, with `MARK` for each, and where they are. Raises
+    MessageFault for any other content, and for a picture in a message of the assistant.
+    """
+    parts = content if isinstance(content, list) else []
+    nothing = {"type": TEXTS[0], "text": ""}
+    if MARK in text_of([nothing if is_picture(part) else part for part in parts] if parts else content):
+        problem = f"has the character U+{ord(MARK):04X} in its text, which Unicode reserves for internal use"
+        raise MessageFault("a reserved character", problem, "remove it from the text", code="not_allowed")
+    shown = tuple(_reference(part, number, role) for number, part in enumerate(parts) if is_picture(part))
+    if not shown:
+        return text_of(content), ()
+    return "".join(MARK if is_picture(part) else text_of([part]) for part in parts), shown
+
+
+def _reference(part: Any, number: int, role: str) -> PictureReference | None:
+    if role == "assistant":
+        problem, remedy = "shows a picture, and models write only text", "move it into a message of the user"
+        raise MessageFault("a picture of the assistant", problem, remedy, f"[{number}]", code="not_allowed")
+    try:
+        return reference_of(part)
+    except PictureFault as fault:
+        problem = f"has a picture that {fault}"
+        raise MessageFault("unreadable picture", problem, fault.remedy, f"[{number}]", code=fault.code) from fault
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str:
@@ -319,10 +351,10 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
 
 
 def _media(problem: str, at: str = "") -> MessageFault:
-    remedy = "remove such rows, or describe the content in words"
+    remedy = "remove such rows, or describe the content in words; `pipeline: sft` reads pictures as parts of a content"
     return MessageFault(
         "images, video or audio",
-        f"{problem}: training on images, video and audio is not supported",
+        f"{problem}: training on images, video and audio is not supported here",
         remedy,
         at,
         code="not_supported",

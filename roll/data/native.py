@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from roll.data.messages import REASONING, UNLEARNT
+from roll.data.picture_parts import PICTURES, parts_of
 
 Messages = Sequence[Mapping[str, Any]]
 """Messages. Each has a `role` and a `content`, both strings, and optionally keys of MORE."""
@@ -58,10 +59,12 @@ class Form:
 
     def of(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return a message as the template reads it."""
-        found = {key: value for key, value in message.items() if key not in (UNLEARNT, *REASONING)}
+        found = {key: value for key, value in message.items() if key not in (UNLEARNT, PICTURES, *REASONING)}
         if REASONING[0] in message and self.reasoning:
             found[self.reasoning] = message[REASONING[0]]
-        if self.parts:
+        if message.get(PICTURES):
+            found["content"] = parts_of(message["content"])
+        elif self.parts:
             found["content"] = [{"type": "text", "text": message["content"]}]
         if calls := message_calls(message):
             found["tool_calls"] = [self._call(call) for call in calls]

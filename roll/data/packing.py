@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.types import Bools, Floats, Ints, Sequences, TrainBatch
+from roll.types import Bools, Floats, Ints, Pictures, Sequences, TrainBatch
 
 MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm"
 Number = TypeVar("Number", np.float32, np.int32)
@@ -27,10 +27,49 @@ FILLER = Sequences(np.zeros(2, np.int32), np.array([0, 2], np.int64), np.zeros(2
 """Two tokens outside the loss: the micro-batch of a rank that has fewer micro-batches than others."""
 
 
-def concatenate(token_ids: Sequence[Ints], response_masks: Sequence[Bools]) -> Sequences:
-    """Concatenate the given sequences without padding."""
+def concatenate(
+    token_ids: Sequence[Ints], response_masks: Sequence[Bools], shown: Sequence[Pictures | None] = ()
+) -> Sequences:
+    """Concatenate the given sequences without padding.
+
+    Args:
+        shown: the pictures of each sequence, or nothing at all.
+    """
     offsets = np.cumsum([0] + [len(ids) for ids in token_ids], dtype=np.int64)
-    return Sequences(np.concatenate(token_ids).astype(np.int32), offsets, np.concatenate(response_masks))
+    pictures = concatenate_pictures(shown) if any(one is not None for one in shown) else None
+    masks = np.concatenate(response_masks)
+    return Sequences(np.concatenate(token_ids).astype(np.int32), offsets, masks, shown=pictures)
+
+
+def concatenate_pictures(shown: Sequence[Pictures | None]) -> Pictures:
+    """Return the pictures of N sequences, given those of each one. At least one sequence has a picture."""
+    parts = [one for one in shown if one is not None]
+    return Pictures(
+        values=np.concatenate([part.values for part in parts]),
+        rows=np.concatenate([part.rows for part in parts]),
+        grids=np.concatenate([part.grids for part in parts]),
+        starts=np.concatenate([part.starts for part in parts]),
+        counts=np.concatenate([np.zeros(1, np.int64) if one is None else one.counts for one in shown]),
+    )
+
+
+def select_pictures(shown: Pictures, chosen: NDArray[np.int64]) -> Pictures | None:
+    """Return the pictures of the chosen sequences, in the order of `chosen`; None if they show none."""
+    firsts = np.cumsum(shown.counts) - shown.counts
+    pictures = [np.arange(firsts[index], firsts[index] + shown.counts[index]) for index in chosen]
+    which = np.concatenate([np.empty(0, np.int64), *pictures])
+    if not len(which):
+        return None
+    ends = np.cumsum(shown.rows)
+    # Adjacent pictures need no index for each row.
+    is_run = bool((np.diff(which) == 1).all())
+    spans = (
+        [slice(ends[which[0]] - shown.rows[which[0]], ends[which[-1]])]
+        if is_run
+        else [slice(ends[index] - shown.rows[index], ends[index]) for index in which]
+    )
+    values = shown.values[spans[0]] if is_run else np.concatenate([shown.values[span] for span in spans])
+    return Pictures(values, shown.rows[which], shown.grids[which], shown.starts[which], shown.counts[chosen])
 
 
 def token_positions(offsets: np.ndarray, indices: Sequence[int]) -> np.ndarray:
@@ -70,7 +109,8 @@ def select_sequences(sequences: Sequences, indices: Sequence[int]) -> Selection:
     of_batch = Selection(sequences, spans)
     routes = None if sequences.routes is None else of_batch.tokens(sequences.routes)
     token_ids, in_loss = of_batch.tokens(sequences.token_ids), of_batch.tokens(sequences.response_mask)
-    return Selection(Sequences(token_ids, offsets, in_loss, routes), spans)
+    shown = None if sequences.shown is None else select_pictures(sequences.shown, chosen)
+    return Selection(Sequences(token_ids, offsets, in_loss, routes, shown), spans)
 
 
 def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:

@@ -9,6 +9,7 @@ from typing import Any
 from roll.config.schema.model import DataConfig, truths_as_text
 from roll.data.json_text import parsed
 from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_message_keys
+from roll.data.picture_parts import MARK, REMEDY, PictureFault, PictureReference, reference_of, with_column
 from roll.errors import FaultCode
 from roll.registry import nearest
 from roll.types import FP32_MAX
@@ -29,7 +30,7 @@ COLUMNS = {
         "label",
         "system",
     ),
-    *("tag", "id", "input", "ground_truth"),
+    *("tag", "id", "input", "ground_truth", "images"),
 }
 """Keys of `data_args` that affect prepared rows."""
 PROMPT_COLUMNS = ("input", "context", "history", "system", "image", "images", "video", "videos", "audio", "audios")
@@ -168,17 +169,22 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conver
     return conversation
 
 
-def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
+def example_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: bool = False) -> Conversation:
     """Return the messages of an SFT example. The last message is the assistant's, which is learnt.
+
+    Args:
+        sees: whether the model sees pictures; see `read_message`. All are then in place.
 
     Raises:
         RowFault: a column is missing, empty or of the wrong type, the last message is not the assistant's, or it is the
-            only one.
+            only one; or there are more or fewer pictures than places for them.
     """
     if data_args.messages is None:
         assert data_args.response is not None, "the configuration was checked"
-        return [*_prompt(row, data_args), {"role": "assistant", "content": _quoted_value(row, data_args.response)}]
-    conversation = _messages(row, data_args.messages)
+        conversation = _prompt(row, data_args)
+        conversation.append({"role": "assistant", "content": _quoted_value(row, data_args.response)})
+        return _with_pictures(conversation, row, data_args) if sees else conversation
+    conversation = _messages(row, data_args.messages, sees=sees)
     if conversation[-1]["role"] != "assistant":
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
         raise RowFault(
@@ -194,7 +200,42 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conve
             "put the user's message before it",
             "missing",
         )
-    return conversation
+    return _with_pictures(conversation, row, data_args) if sees else conversation
+
+
+def _with_pictures(conversation: Conversation, row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
+    """Return a conversation with the pictures of `data_args.images` in place. Raises RowFault if they do not fit."""
+    if data_args.messages is None and any(MARK in message["content"] for message in conversation):
+        problem = f"a text has the character U+{ord(MARK):04X}, which Unicode reserves for internal use"
+        raise RowFault("a reserved character", problem, "remove it from the text", "not_allowed")
+    given = column_pictures(row, data_args.images) if data_args.images else []
+    try:
+        return with_column(conversation, given, has_labels=data_args.images is not None)
+    except PictureFault as fault:
+        raise RowFault("pictures do not fit their places", f"its messages {fault}", fault.remedy, fault.code) from fault
+
+
+def column_pictures(row: Mapping[str, Any], column: str) -> list[PictureReference]:
+    """Return the pictures in a column: one or a list of them, or none if it is empty or the row does not have it.
+
+    Raises:
+        RowFault: an element is no picture that can be read.
+    """
+    value = row.get(column)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _from_json(value, column)
+    elements = value if isinstance(value, list) else [] if value in (None, "") else [value]
+    found = []
+    for number, element in enumerate(elements):
+        place = f"'{column}' item {number}" if isinstance(value, list) else f"'{column}'"
+        try:
+            reference = reference_of(element)
+        except PictureFault as fault:
+            raise RowFault("unreadable picture", f"{place} {fault}", fault.remedy, fault.code) from fault
+        if reference is None:
+            raise RowFault("unreadable picture", f"{place} is {_excerpt(element)}", REMEDY, "missing")
+        found.append(reference)
+    return found
 
 
 def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, Conversation]:
@@ -304,8 +345,10 @@ def _question(row: Mapping[str, Any], prompt: str, further: str | None) -> str:
     return f"{said}\n{text}" if text and text.strip() else said
 
 
-def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -> Conversation:
-    """Return the messages in a column. `may_be_empty` allows an assistant's turn that ends at once."""
+def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False, sees: bool = False) -> Conversation:
+    """Return the messages in a column. `may_be_empty` allows an assistant's turn that ends at once, and `sees`
+    pictures.
+    """
     messages = _column(row, column)
     if isinstance(messages, str):
         messages = _from_json(messages, column)
@@ -320,11 +363,12 @@ def _messages(row: Mapping[str, Any], column: str, may_be_empty: bool = False) -
     if not messages:
         raise RowFault("no messages", f"'{column}' is an empty list", remedy, "empty")
     return [
-        _message(message, f"'{column}' item {index}", remedy, may_be_empty) for index, message in enumerate(messages)
+        _message(message, f"'{column}' item {index}", remedy, may_be_empty, sees)
+        for index, message in enumerate(messages)
     ]
 
 
-def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[str, Any]:
+def _message(message: Any, place: str, remedy: str, may_be_empty: bool, sees: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RowFault(
             "malformed message",
@@ -333,7 +377,7 @@ def _message(message: Any, place: str, remedy: str, may_be_empty: bool) -> dict[
             "wrong_type",
         )
     try:
-        read = read_message(message)
+        read = read_message(message, sees)
     except MessageFault as fault:
         raise RowFault(fault.reason, f"{place} {fault}", fault.remedy or remedy, fault.code) from fault
     role = read["role"]
@@ -361,6 +405,7 @@ def remarks_of(row: Mapping[str, Any], data_args: DataConfig) -> tuple[str, ...]
         data_args.text,
         data_args.id,
         data_args.tag,
+        data_args.images,
     }
     columns = [name for name in PROMPT_COLUMNS if name not in named and row.get(name) not in (None, "", [], {})]
     found = {UNNAMED.format(name): None for name in columns}

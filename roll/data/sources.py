@@ -14,6 +14,7 @@ elements of lists, null values of Arrow's maps and nulls in columns of JSON (`ar
 
 from __future__ import annotations
 
+import base64
 import csv
 import glob
 import json
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,12 +49,15 @@ ListType = (
 )
 
 
-def json_rows(batch: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[str | ValueError]:
-    """Yield the JSON text of each row, an object; in place of a row that JSON cannot express, yield the error."""
+def json_rows(batch: pyarrow.RecordBatch | pyarrow.Table, encodes_bytes: bool = False) -> Iterator[str | ValueError]:
+    """Yield the JSON text of each row, an object; in place of a row that JSON cannot express, yield the error. With
+    `encodes_bytes`, bytes become text in base64.
+    """
     kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
     for row in batch.to_pylist():
         try:
-            yield json_text({name: plain(value, kinds[name]) for name, value in row.items() if value is not None})
+            known = {name: plain(value, kinds[name]) for name, value in row.items() if value is not None}
+            yield json_text(known, encodes_bytes)
         except (ValueError, RecursionError) as error:
             yield ValueError(str(error))
 
@@ -83,10 +88,12 @@ def plain(value: Any, kind: pyarrow.DataType) -> Any:
     return float(str(np.float16(value))) if types.is_float16(kind) else value
 
 
-def json_text(row: dict[str, Any]) -> str:
-    """Return the JSON text of a row. Raises ValueError if it holds a value that JSON cannot express."""
+def json_text(row: dict[str, Any], encodes_bytes: bool = False) -> str:
+    """Return the JSON text of a row; `encodes_bytes`: see `json_rows`. Raises ValueError if it holds a value that JSON
+    cannot express.
+    """
     try:
-        text = json.dumps(row, ensure_ascii=False, default=_as_text)
+        text = json.dumps(row, ensure_ascii=False, default=_as_text_or_base64 if encodes_bytes else _as_text)
         text.encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"holds a value that JSON cannot express: {error}") from error
@@ -110,6 +117,10 @@ def _as_text(value: Any) -> str | float:
     if isinstance(value, Decimal):
         return float(value) if Decimal(repr(float(value))) == value else str(value)
     raise TypeError(f"a {type(value).__name__}")
+
+
+def _as_text_or_base64(value: Any) -> str | float:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else _as_text(value)
 
 
 LOG = logging.getLogger(__name__)
@@ -157,6 +168,8 @@ class Source:
     """Text that changes when the rows do: path, size and modification time of the source's files."""
     table: datasets.Dataset | None = None
     """Rows of a source of kind `table`, memory-mapped."""
+    encodes_bytes: bool = False
+    """Whether bytes, of pictures for example, become text in base64. Otherwise a row with bytes cannot be read."""
 
     def rows(self) -> Iterator[RawRow]:
         """Yield every row in order. Raises DataError if the file as a whole cannot be read."""
@@ -177,7 +190,8 @@ class Source:
                 yield from _json_rows(Path(self.name), most) if self.kind == "json" else _csv_rows(Path(self.name))
                 return
             batches = _arrow_batches(Path(self.name)) if self.table is None else _table_batches(self.table)
-            for number, text in enumerate(chain.from_iterable(map(json_rows, batches)), start=1):
+            read = partial(json_rows, encodes_bytes=self.encodes_bytes)
+            for number, text in enumerate(chain.from_iterable(map(read, batches)), start=1):
                 yield RawRow(number, text) if isinstance(text, str) else RawRow(number, "", str(text))
         except (OSError, ValueError, OverflowError, MemoryError, pyarrow.ArrowException) as error:
             raise DataError(_unreadable(self.name, f"is not a readable {self.kind} file: {error}")) from error
@@ -213,6 +227,14 @@ def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
             "its" if len(unchecked) == 1 else "their",
         )
     return sources
+
+
+def folder_of(source: Source) -> Path:
+    """Return the folder where relative paths in a source's rows start: that of its file, a saved set's own, or for a
+    set of the Hub the working directory.
+    """
+    path = Path(source.name)
+    return (path.parent if path.is_file() else path if path.is_dir() else Path()).absolute()
 
 
 def _has_checksums(path: Path) -> bool:

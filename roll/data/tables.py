@@ -13,7 +13,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,14 @@ import xxhash
 from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 from numpy.typing import NDArray
+from pyarrow import compute
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
 from roll.data.native import added_tokens
+from roll.data.picture_parts import PictureFault, PictureReference
+from roll.data.pictures import Sight, StoredPicture, digest_of, expanded, stamp_of
 from roll.data.routes import DOMAIN
 from roll.data.rows import COLUMNS, RowFault
 from roll.data.sources import Source
@@ -36,7 +39,7 @@ from roll.errors import DataError, Fault, RollError
 from roll.system.orphans import forks_die_too
 from roll.system.own_folder import LockHeld, holding_lock
 
-FORMAT = "14"
+FORMAT = "15"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 REPORTED_ROWS = 20
 """Largest number of faulty rows that an error names."""
@@ -75,6 +78,15 @@ PREPARED = datasets.Features(
         "alike": datasets.Value("bool"),
         "value": datasets.Value("float64"),
         "remarks": datasets.List(datasets.Value("string")),
+        "pictures": datasets.List(
+            {
+                "path": datasets.Value("string"),
+                "stamp": datasets.Value("string"),
+                "data": datasets.Value("large_binary"),
+                "digest": datasets.Value("int64"),
+                "tokens": datasets.Value("int32"),
+            }
+        ),
         "text": datasets.Value("large_string"),
         "label": datasets.Value("string"),
         "domain": datasets.Value("string"),
@@ -87,12 +99,14 @@ PREPARED = datasets.Features(
 )
 """Columns of a prepared table:
 
-- `digest`: the XXH3 hash of `row`.
+- `row`: the row as JSON text; empty if it shows pictures, which it may have the bytes of.
+- `digest`: the XXH3 hash of the row, and of the files of its pictures.
 - `token_ids`: the tokens of the prompt, the response and the rejected response, concatenated.
 - `pieces`: the number of tokens of each of `Texts.pieces` and of the response; empty if the prompt has no pieces.
 - `alike`: whether the two responses of a pair are the same.
 - `value`: the label or the margin.
 - `remarks`: see `Texts.remarks`.
+- `pictures`: the row's pictures, in the order of their placeholders; see `StoredPicture`.
 - `text`: the rendered prompt.
 - `reason`, `problem`, `remedy`, `code`: the row's fault; empty for a row without one.
 """
@@ -113,6 +127,8 @@ class Texts:
     """The prompt in pieces tokenised separately: context, assistant's turn, ..., context. Empty: in one piece."""
     remarks: tuple[str, ...] = ()
     """What a user should know about the row, although it is used. Each continues "3 of its rows"."""
+    pictures: tuple[PictureReference, ...] = ()
+    """The pictures of the row. The texts have one placeholder token for each, in the same order."""
 
 
 ReadTexts = Callable[[Mapping[str, Any]], Texts]
@@ -130,10 +146,15 @@ class Preparation:
     data_args: DataConfig
     cut: int | None = None
     """See `cut_of`. None tokenises every text whole."""
+    sight: Sight | None = None
+    """How the model sees pictures. None if it sees none."""
+    folders: tuple[Path, ...] = ()
+    """By source, the folder where the relative paths of its pictures start."""
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """Convert a batch of RAW rows to PREPARED rows."""
-        records = [self._record(row, problem) for row, problem in zip(batch["row"], batch["problem"], strict=True)]
+        rows = zip(batch["row"], batch["problem"], batch["file"], strict=True)
+        records = [self._record(row, problem, file) for row, problem, file in rows]
         prompts = self._tokenised([record["text"] for record in records], self.special_tokens)
         in_pieces = self._in_pieces([record.pop("pieces") for record in records])
         contexts = [record["text"] for record in records]
@@ -151,10 +172,12 @@ class Preparation:
         columns = {
             name: [record[name] for record in records] for name in PREPARED if name not in ("file", "number", "row")
         }
-        return {**{name: batch[name] for name in ("file", "number", "row")}, **columns}
+        kept = ["" if record["pictures"] else row for record, row in zip(records, batch["row"], strict=True)]
+        return {"file": batch["file"], "number": batch["number"], "row": kept, **columns}
 
-    def _record(self, row_text: str, problem: str) -> dict[str, Any]:
+    def _record(self, row_text: str, problem: str, file: int) -> dict[str, Any]:
         record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": (), "remarks": []}
+        record["pictures"] = []
         record |= dict.fromkeys(("label", "domain", "tag"))
         digest = int.from_bytes(xxhash.xxh3_64_digest(row_text.encode()), "big", signed=True)
         record |= {"reason": "", "problem": "", "remedy": "", "code": "", "digest": digest}
@@ -173,6 +196,11 @@ class Preparation:
         }
         try:
             texts = self.texts(row)
+            if self.sight:
+                stored, texts = with_placeholders(texts, self.sight, self.folders[file])
+                record["pictures"] = [asdict(one) for one in stored]
+                contents = b"".join(one.digest.to_bytes(8, "big", signed=True) for one in stored)
+                record["digest"] ^= digest_of(contents) if stored else 0
             record |= {
                 "text": texts.prompt,
                 "response": texts.response,
@@ -239,6 +267,34 @@ class Preparation:
         return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
 
 
+def with_placeholders(texts: Texts, sight: Sight, folder: Path) -> tuple[list[StoredPicture], Texts]:
+    """Return the checked pictures of a row, and its texts with as many placeholders as the model needs for each.
+
+    Args:
+        folder: where relative paths start.
+
+    Raises:
+        RowFault: a picture cannot be used, or the texts have the placeholder token somewhere else.
+    """
+    found = []
+    for number, reference in enumerate(texts.pictures, start=1):
+        try:
+            found.append(sight.checked(reference, folder))
+        except PictureFault as fault:
+            name = f"'{reference.path}'" if reference.path else f"{number} of {len(texts.pictures)}, given as bytes,"
+            raise RowFault("unusable picture", f"the picture {name} {fault}", fault.remedy, fault.code) from fault
+    written = texts.prompt.count(sight.token)
+    if written != len(found) or sight.token in texts.response + texts.rejected:
+        problem = f"its texts have {written + (texts.response + texts.rejected).count(sight.token)} times "
+        problem += f"{sight.token}, the model's placeholder of pictures, and it shows {len(found)} picture(s)"
+        remedy = f"remove {sight.token} from the texts, or use a template that writes each picture once"
+        raise RowFault("placeholders without pictures", problem, remedy, "contradiction")
+    expansions = [text for _, text in found]
+    (prompt,) = expanded([texts.prompt], sight.token, expansions)
+    pieces = tuple(expanded(texts.pieces, sight.token, expansions))
+    return [stored for stored, _ in found], replace(texts, prompt=prompt, pieces=pieces)
+
+
 def cut_of(limit: int) -> int:
     """Return a number of characters that no useful text of at most `limit` tokens exceeds.
 
@@ -297,6 +353,8 @@ def prepared_table(
     try:
         root.mkdir(parents=True, exist_ok=True)
         with holding_lock(root / f"{folder.name}.lock", LOCK_SECONDS):
+            if folder.exists() and preparation.sight and _pictures_changed(folder):
+                shutil.rmtree(folder)
             if not folder.exists():
                 _build(folder, sources, preparation)
     except LockHeld as error:
@@ -307,9 +365,28 @@ def prepared_table(
         raise DataError(
             Fault(str(root), f"the prepared rows cannot be written there: {error}", remedy, "not_writable")
         ) from error
+    return _opened(folder)
+
+
+def _opened(folder: Path) -> datasets.Dataset:
     return datasets.concatenate_datasets(
         [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("rows*.arrow"))]
     )
+
+
+def _pictures_changed(folder: Path) -> bool:
+    """Whether the file of a picture has changed since a table was prepared, or whether the table has a faulty row,
+    which may be about a picture that is there by now.
+    """
+    table = _opened(folder)
+    if (np.asarray(column(table, "reason"), dtype=object) != "").any():
+        return True
+    for chunk in table.data.column("pictures").chunks:
+        shown = chunk.flatten()
+        for path, stamp in zip(shown.field("path").to_pylist(), shown.field("stamp").to_pylist(), strict=True):
+            if path and stamp_of(Path(path)) != stamp:
+                return True
+    return False
 
 
 def table_name(sources: Sequence[Source], preparation: Preparation, purpose: str) -> str:
@@ -329,6 +406,8 @@ def table_name(sources: Sequence[Source], preparation: Preparation, purpose: str
         *(f"{source.kind}|{source.name}|{source.stamp}" for source in sources),
         json.dumps(settings, sort_keys=True),
     ]
+    if preparation.sight:
+        parts += [preparation.sight.identity, *map(str, preparation.folders)]
     parts += [type(tokenizer).__name__, vocabulary, str(tokenizer.special_tokens_map), str(tokenizer.chat_template)]
     digest = hashlib.sha256()
     for part in parts:
@@ -423,6 +502,12 @@ def place_of(entry: Mapping[str, Any], names: Sequence[str]) -> str:
 def column(table: datasets.Dataset, name: str) -> NDArray[Any]:
     """Return one column of a table, [rows], without reading the others."""
     return table.data.column(name).to_numpy()
+
+
+def picture_counts(table: datasets.Dataset) -> NDArray[np.int64]:
+    """Return the number of pictures of each row of a table, [rows]."""
+    lengths: Any = compute.call_function("list_value_length", [table.data.column("pictures")])
+    return lengths.to_numpy().astype(np.int64)
 
 
 def identity(table: datasets.Dataset, positions: NDArray[np.int64], *further: NDArray[Any]) -> str:

@@ -10,13 +10,22 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from roll.data.chat import ends_of
 from roll.errors import CheckpointError, DataError
 from roll.export.source import CheckpointSource
-from roll.models.export import write_adapter_folder, write_model
-from roll.models.load import DTYPES, add_lora, load_causal_model, load_tokenizer, unreadable
+from roll.models.export import copy_processor, write_adapter_folder, write_model
+from roll.models.load import DTYPES, add_lora, load_causal_model, load_seeing_model, load_tokenizer, unreadable
+from roll.models.pictures import sees
 from roll.models.weights import WeightView
 from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState, seal
 from roll.tracking.card import CARD, model_card
@@ -29,7 +38,7 @@ LOG = logging.getLogger(__name__)
 
 def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
     """Write a fully trained policy as a Hugging Face folder. With `exact`, the fp32 weights of the optimizer."""
-    found = deepspeed_files.trained_weights(source.checkpoint, as_held=not exact)
+    found = deepspeed_files.trained_weights(source.checkpoint, as_held=not exact, with_frozen=True)
     model = _empty_model(source)
     view = WeightView(model)
     buckets = (
@@ -42,7 +51,7 @@ def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
 
 def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
     """Write the base model with the adapter merged in, as a Hugging Face folder. With `exact`, merge in fp32."""
-    base: Any = load_causal_model(source.model, source.model_args, packed=False)
+    base: Any = _base_model(source)
     if exact:
         base.float()
         base.config.dtype = torch.float32
@@ -56,12 +65,14 @@ def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
 def write_peft(source: CheckpointSource, out: Path) -> None:
     """Write the trained adapter as a PEFT folder."""
     starts_anew = source.model_args.init_lora_weights is not True  # from the weights, which must be read for that
-    base = load_causal_model(source.model, source.model_args, packed=False) if starts_anew else _empty_model(source)
+    base = _base_model(source) if starts_anew else _empty_model(source)
     model = _trained(base, source, as_held=True)
     view = WeightView(model)
     tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
     tokenizer = _tokenizer(source)
     write_adapter_folder(out, tensors, model, tokenizer, response_ends(source, tokenizer))
+    if sees(base.config):
+        copy_processor(source.model, out)
 
 
 def write_card(source: CheckpointSource, out: Path) -> None:
@@ -92,14 +103,25 @@ def _trained(base: PreTrainedModel, source: CheckpointSource, as_held: bool) -> 
     return model
 
 
-def _empty_model(source: CheckpointSource) -> PreTrainedModel:
-    """Build the model's modules on the meta device. Raises DataError if its configuration cannot be read."""
+def _config(source: CheckpointSource) -> PreTrainedConfig:
     try:
-        config = AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
+        return AutoConfig.from_pretrained(source.model, trust_remote_code=source.model_args.trust_remote_code)
     except (OSError, ValueError) as error:
         raise DataError(unreadable(source.model, "model", error)) from error
+
+
+def _base_model(source: CheckpointSource) -> PreTrainedModel:
+    """Load the model from which the training started. Errors: `load_causal_model`."""
+    load = load_seeing_model if sees(_config(source)) else load_causal_model
+    return load(source.model, source.model_args, packed=False)
+
+
+def _empty_model(source: CheckpointSource) -> PreTrainedModel:
+    """Build the model's modules on the meta device. Raises DataError if its configuration cannot be read."""
+    config = _config(source)
+    kind = AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
+        model = kind.from_config(
             config, dtype=DTYPES[source.model_args.dtype], trust_remote_code=source.model_args.trust_remote_code
         )
     model.tie_weights()
@@ -115,6 +137,8 @@ def _write(
 ) -> None:
     tokenizer = _tokenizer(source)
     write_model(out, buckets, model, tokenizer, response_ends(source, tokenizer))
+    if sees(model.config):
+        copy_processor(source.model, out)
 
 
 def response_ends(source: CheckpointSource, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

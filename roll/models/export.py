@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from enum import Enum
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.hub import cached_file
 
 from roll.models.lora_variants import is_pissa
 
@@ -101,6 +103,26 @@ def write_adapter_folder(
     assert isinstance(base, PreTrainedModel)
     write_generation_config(folder, base.generation_config, tokenizer, ends)
     tokenizer.save_pretrained(folder)
+
+
+PROCESSOR = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+"""Files of a model's processor, as far as a model has them."""
+
+
+def copy_processor(source: str, folder: Path) -> None:
+    """Copy the files by which transformers and vLLM process the pictures of a model.
+
+    Args:
+        source: folder or Hub name of the model from which the training started.
+    """
+    for name in PROCESSOR:
+        if found := cached_file(source, name, _raise_exceptions_for_missing_entries=False):
+            shutil.copyfile(found, folder / name)
 
 
 def adapter_config(model: object) -> str:

@@ -17,11 +17,16 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll.errors import ConfigError, Fault
+from roll.models.pictures import is_of_vision
 
 
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
-    """Return the model's decoder layers, first to last."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    """Return the model's decoder layers, first to last, without those of a vision tower."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, GradientCheckpointingLayer) and not is_of_vision(name)
+    ]
 
 
 def prepare_checkpointing(causal: PreTrainedModel, is_lora: bool) -> None:

@@ -21,7 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -38,6 +40,7 @@ from roll.models.layers import decoder_layers
 from roll.models.logits import final_logits, unknown_key
 from roll.models.lora_variants import start_from_singular_values
 from roll.models.packed import LogProbHead, PackedPolicy
+from roll.models.pictures import freeze_vision, is_of_vision, sees, text_targets
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 
 ALL_LINEAR = ["all-linear"]
@@ -182,7 +185,7 @@ def check_readable(path: str, lora_target: str | None = None) -> None:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise DataError(unreadable(path, "model", error)) from error
     if matrices and lora_target is not None:
-        _check_targets(lora_target, matrices)
+        _check_targets(lora_target, [name for name in matrices if not is_of_vision(name)])
 
 
 def _matrices(file: Path) -> list[str]:
@@ -211,12 +214,32 @@ def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -
         DataError: the weights or the configuration cannot be read, or the model does not support packed sequences.
         ConfigError: a requested kernel is not available on this machine.
     """
-    model = pretrained(AutoModelForCausalLM, path, model_args, packed)
+    return with_head(pretrained(AutoModelForCausalLM, path, model_args, packed), packed)
+
+
+def with_head(model: PreTrainedModel, packed: bool) -> PreTrainedModel:
+    """Return the model, with `packed` with a `LogProbHead` in place of its own head."""
     if packed:
         head = model.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         model.set_output_embeddings(LogProbHead(head, final_logits(model.config)))
     return model
+
+
+def load_seeing_model(path: str, model_args: ModelConfig, packed: bool = True) -> PreTrainedModel:
+    """Load a model that sees pictures, as `load_causal_model` loads others. Its tower has torch's own attention.
+
+    Raises the same errors as `load_causal_model`.
+    """
+    model = with_head(pretrained(AutoModelForImageTextToText, path, model_args, packed), packed)
+    freeze_vision(model, model_args.freeze_vision)
+    return model
+
+
+def load_seeing_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
+    """Load a policy that sees pictures, as `load_policy` loads others. An adapter is on its text model alone."""
+    model = load_seeing_model(path, model_args)
+    return PackedPolicy(add_lora(model, model_args, seed) if model_args.lora_target else model)
 
 
 def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **more: Any) -> Any:
@@ -229,6 +252,8 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     if packed:
         flash = model_args.attn_implementation == "fa2" and torch.cuda.is_available() and find_spec("flash_attn")
         implementation = register_flash() if flash else attention.register_packed_kernel()
+    if kind is AutoModelForImageTextToText:
+        implementation = {"": implementation, "text_config": implementation, "vision_config": "sdpa"}
     try:
         loaded = kind.from_pretrained(
             path,
@@ -244,6 +269,8 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
             unfit(path, OWN_ATTENTION)
         ) from error  # the model looks up attention implementations in its own table
     except (OSError, ValueError, SafetensorError) as error:
+        if "Unrecognized configuration class" in str(error) and _sees(path, model_args):
+            raise DataError(_seeing(path)) from error
         raise DataError(unreadable(path, "model", error)) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if packed:
@@ -303,6 +330,9 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
     """
     assert model_args.lora_target is not None
     targets = [name.strip() for name in model_args.lora_target.split(",")]
+    chosen: str | list[str] = "all-linear" if targets == ALL_LINEAR else targets
+    if sees(model.config):
+        chosen = text_targets(model, None if targets == ALL_LINEAR else targets)
     linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
     _check_targets(model_args.lora_target, linear)
     set_seed(seed)
@@ -314,7 +344,7 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
             lora_dropout=model_args.lora_dropout,
             use_rslora=model_args.use_rslora,
             use_dora=model_args.use_dora,
-            target_modules="all-linear" if targets == ALL_LINEAR else targets,
+            target_modules=chosen,
             task_type="CAUSAL_LM" if model.can_generate() else None,
         ),
     )
@@ -330,6 +360,15 @@ def unfit(path: str, why: str) -> Fault:
         "use a model with standard attention layers and without changes to its logits, such as Qwen, Llama or Mistral"
     )
     return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy, "unfit")
+
+
+def _sees(path: str, model_args: ModelConfig) -> bool:
+    return sees(AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code))
+
+
+def _seeing(path: str) -> Fault:
+    problem = f"the model '{path}' sees pictures, and only SFT trains such models yet"
+    return Fault("pretrain", problem, "use pipeline: sft, or a model of text alone", "unfit")
 
 
 def unreadable(path: str, what: str, error: Exception) -> Fault:

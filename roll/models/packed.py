@@ -29,6 +29,7 @@ from roll.config.plan.memory import head_tokens
 from roll.models.logits import AS_THEY_ARE, FinalLogits
 from roll.models.memory_guard import FEWER_TOKENS, readable_memory_errors
 from roll.models.offload import Offload, tensors_in
+from roll.models.pictures import PictureTower, ShownPictures, positions, sees
 from roll.models.replay import RouteReplay
 from roll.models.sequence_parallel import BY_LENGTH, SequenceGroup, TokenShare, gather_values
 from roll.types import Floats, Sequences
@@ -41,7 +42,7 @@ class PackedInputs:
     token_ids: Tensor
     """[T] int64"""
     position_ids: Tensor
-    """[T] int64, positions within each sequence, starting at 0."""
+    """[T] int64, positions within each sequence, starting at 0; [3, T] with pictures whose positions follow a grid."""
     cu_seq_lens: Tensor
     """[N + 1] int32, start of each sequence, and the end of the last one."""
     max_length: int
@@ -58,6 +59,8 @@ class PackedInputs:
     """The tokens that this rank runs through the layers, with sequence parallelism. T is then padded to a multiple of
     the number of ranks. The padding is a separate sequence without scored tokens.
     """
+    shown: ShownPictures | None = None
+    """The pictures of the micro-batch. None without any."""
 
 
 def packed_inputs(
@@ -82,11 +85,12 @@ def packed_inputs(
         sequences = filled_up(sequences, over.size)
         share = TokenShare(over, len(sequences.token_ids) // over.size, scored)
         teacher_states = None if teacher_states is None else teacher_states[share.rows(back=1)]
-    positions = np.arange(len(sequences.token_ids)) - np.repeat(sequences.offsets[:-1], sequences.lengths)
+    pictures = sequences.shown
+    assert pictures is None or over is None, "pictures are not split over ranks"
 
     return PackedInputs(
         token_ids=to_device(sequences.token_ids.astype(np.int64), device),
-        position_ids=to_device(positions, device),
+        position_ids=to_device(positions(sequences), device),
         cu_seq_lens=to_device(sequences.offsets.astype(np.int32), device),
         max_length=int(sequences.lengths.max()),
         scored=to_device(scored, device),
@@ -94,6 +98,9 @@ def packed_inputs(
         teacher_states=None if teacher_states is None else to_device(teacher_states, device),
         routes=None if sequences.routes is None else to_device(sequences.routes, device),
         share=share,
+        shown=None
+        if pictures is None
+        else ShownPictures(to_device(pictures.values, device), to_device(pictures.grids, device)),
     )
 
 
@@ -154,6 +161,8 @@ class PackedModel(nn.Module):
         self._longest = longest_packable(self.causal.config)
         self.replay: RouteReplay | None = None
         """Replays the routes of the inputs. Without it, they are ignored."""
+        self.tower = PictureTower(self.causal) if sees(self.causal.config) else None
+        """Runs the part of the model that sees pictures. None for a model of text alone."""
 
     @property
     def causal(self) -> PreTrainedModel:
@@ -188,16 +197,21 @@ class PackedModel(nn.Module):
         mine = slice(None) if inputs.share is None else inputs.share.tokens
         if self.replay:
             self.replay.begin(None if inputs.routes is None else inputs.routes[mine])
-        return self.causal.base_model(
-            input_ids=inputs.token_ids[mine][None],
-            position_ids=inputs.position_ids[mine][None],
+        token_ids, position_ids = inputs.token_ids[mine], inputs.position_ids[..., mine]
+        assert self.tower or inputs.shown is None, "the model sees no pictures"
+        seen, unseen = self.tower.inputs(inputs.shown, token_ids.device) if self.tower else ({}, None)
+        states = self.causal.base_model(
+            input_ids=token_ids[None],
+            position_ids=position_ids[..., None, :],
             use_cache=False,
             cu_seq_lens_q=inputs.cu_seq_lens,
             cu_seq_lens_k=inputs.cu_seq_lens,
             max_length_q=inputs.max_length,
             max_length_k=inputs.max_length,
+            **seen,
             **({} if inputs.share is None else {"over": inputs.share.group}),
         ).last_hidden_state[0]
+        return states if unseen is None else states + unseen.to(states.dtype)
 
     def of_scored(
         self, inputs: PackedInputs, back: int, compute: Callable[[Tensor, slice], tuple[Tensor, ...]]

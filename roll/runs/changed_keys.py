@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from roll.config.derived.batch import has_pairs, learner, sequences_per_update
 from roll.config.derived.placement import model_roles
 from roll.config.schema.fields import section_at
+from roll.config.schema.offline import SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig
@@ -49,6 +50,8 @@ def of_keys(config: Config) -> dict[str, str]:
     }
     # DeepSpeed puts the dtype into the file names of a checkpoint.
     found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}
+    if isinstance(config, SftConfig):  # frozen weights are in no group of the optimizer's states
+        found[f"{name}.model_args.freeze_vision"] = f"'{role.model_args.freeze_vision}'"
     columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # `id` only affects reports
     found |= {f"{name}.data_args.{key}": "nothing" if value is None else f"'{value}'" for key, value in columns.items()}
     if isinstance(config, RlvrConfig):

@@ -16,6 +16,7 @@ import yaml
 
 from roll.config.derived.batch import learner
 from roll.config.derived.domains import environment_of, named_rewards
+from roll.config.derived.model_shape import sees_pictures
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.tracking.history import read_starts
@@ -79,6 +80,8 @@ def model_class(export: Path) -> tuple[str, str]:
         return "peft", "AutoPeftModelForCausalLM"
     configured = export / "config.json"
     values = json.loads(configured.read_text(encoding="utf-8")) if configured.is_file() else {}
+    if sees_pictures(values.get("model_type")):
+        return "transformers", "AutoModelForImageTextToText"
     is_scorer = "ForSequenceClassification" in "".join(values.get("architectures") or [])
     return "transformers", "AutoModelForSequenceClassification" if is_scorer else "AutoModelForCausalLM"
 

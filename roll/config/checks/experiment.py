@@ -15,6 +15,7 @@ from roll.config.checks.offline import (
     on_policy_distillation_faults,
     rows_of,
 )
+from roll.config.checks.pictures import picture_key_faults
 from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
@@ -84,7 +85,7 @@ def experiment_faults(config: Config) -> list[Fault]:
     """Return a fault for each contradiction among the keys of a configuration that passed the schema."""
     faults = [*rule_faults(config), *_experiment(config), *_learner(config), *method_faults(config)]
     faults += [*determinism_faults(config), *gpu_faults(config), *watched_metric_faults(config)]
-    faults += [*upload_faults(config), *_secrets(config.model_dump(mode="json"))]
+    faults += [*upload_faults(config), *picture_key_faults(config), *_secrets(config.model_dump(mode="json"))]
     for name, role in model_roles(config).items():
         faults += _kernels(name, role)
         target = role.model_args.lora_target

@@ -20,6 +20,10 @@ HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 """Values of `model_type` for models that mix gated-delta layers with attention layers."""
 REPLAYED = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")
 """Values of `model_type` for models whose routers can replay the engine's choice of experts, as tests show."""
+PATCHED = ("qwen2_5_vl", "qwen3_vl")
+"""Values of `model_type` for models that see the patches of a picture, in positions that follow its grid."""
+TILED = ("smolvlm", "idefics3")
+"""Values of `model_type` for models that see a picture in tiles of one size."""
 LINEAR = "linear_attention"
 """Name of a gated-delta layer in `layer_types` of config.json."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -98,6 +102,27 @@ class DeltaLayers:
 
 
 @dataclass(frozen=True)
+class VisionShape:
+    """The part of a model that sees pictures."""
+
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    tower: int
+    """Number of parameters of the vision tower without its projector."""
+    projector: int
+    """Number of parameters of the projector into the text model."""
+    patches_per_token: int
+    """Number of patches behind a placeholder token."""
+    patch_values: int
+    """Number of values of a patch."""
+
+    def frozen(self, wish: str) -> int:
+        """Return the number of parameters that `freeze_vision` keeps as they are."""
+        return {"none": 0, "tower": self.tower}.get(wish, self.tower + self.projector)
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """The shape of a decoder of the Llama and Qwen families.
 
@@ -124,6 +149,8 @@ class ModelShape:
     """Whether keys and values are compressed to a latent vector, as in DeepSeek-V2. `head_dim` is then not used."""
     sinks: bool = False
     """Whether attention has sinks, as in gpt-oss."""
+    vision: VisionShape | None = None
+    """The part that sees pictures. None for a model of text alone."""
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
@@ -161,12 +188,17 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures, and Qwen3.5's text model."""
-        return self._parameters(self.experts.count if self.experts else 0)
+        """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures, Qwen3.5's text model,
+        Qwen2.5-VL, Qwen3-VL and SmolVLM.
+        """
+        seeing = self.vision.tower + self.vision.projector if self.vision else 0
+        return self._parameters(self.experts.count if self.experts else 0) + seeing
 
     @property
     def active_parameters(self) -> int:
-        """Return the number of parameters in the forward pass of a token, with only the experts of the token."""
+        """Return the number of parameters in the forward pass of a token, with only the experts of the token, and
+        without those that see pictures.
+        """
         return self._parameters(self.experts.per_token if self.experts else 0)
 
     @property
@@ -311,8 +343,10 @@ def read_shape(file: Path) -> ModelShape | None:
 def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
     """Return the shape in the values of a config.json, or None for an unsupported kind of model.
 
-    For a vision model, this is the shape of its text model.
+    For a vision model, this is the shape of its text model, and of the tower if roll trains it.
     """
+    if sees_pictures(values.get("model_type")):
+        return _seeing_shape(values)
     if is_seeing_hybrid(values.get("model_type")) and isinstance(text := values.get("text_config"), Mapping):
         tied = values.get("tie_word_embeddings", False)
         return shape_of({"model_type": f"{values['model_type']}_text", "tie_word_embeddings": tied, **text})
@@ -322,7 +356,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
     if not all(isinstance(values.get(name), int) and values[name] > 0 for name in NAMES):
         return None
     heads = values["num_attention_heads"]
-    has_bias = values.get("qkv_bias", values.get("model_type") in ("qwen2", "qwen2_moe"))
+    has_bias = values.get("qkv_bias", values.get("model_type") in ("qwen2", "qwen2_moe", "qwen2_5_vl_text"))
     return ModelShape(
         **{name: values[name] for name in NAMES},
         num_key_value_heads=values.get("num_key_value_heads") or heads,
@@ -337,6 +371,57 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
         sinks=values.get("model_type") == "gpt_oss",
         latent_attention=bool(values.get("kv_lora_rank")),
     )
+
+
+TEXT_TYPES = {"qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text"}
+"""By `model_type` of a seeing model, that of its text model. Of the others it is Llama's."""
+
+
+def _seeing_shape(values: Mapping[str, Any]) -> ModelShape | None:
+    """Return the shape of a model that sees pictures. Older files of Qwen2.5-VL have no `text_config`."""
+    kind, vision = str(values["model_type"]), values.get("vision_config")
+    text = values.get("text_config") if isinstance(values.get("text_config"), Mapping) else values
+    assert isinstance(text, Mapping)
+    tied = bool(values.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
+    heads = {"head_dim": 128} if kind == "qwen3_vl" else {}
+    own = {**heads, **text, "model_type": TEXT_TYPES.get(kind, "llama"), "tie_word_embeddings": tied}
+    shape = shape_of(own)
+    if shape is None or not isinstance(vision, Mapping):
+        return None
+    seen = _tiles(vision, values, shape) if kind in TILED else _patches(vision, kind, shape)
+    return replace(shape, vision=seen)
+
+
+def _patches(vision: Mapping[str, Any], kind: str, text: ModelShape) -> VisionShape:
+    """Return the tower of Qwen's models. Defaults are transformers'."""
+    is_third = kind == "qwen3_vl"
+    hidden = vision.get("hidden_size", 1152 if is_third else 3584)
+    inner = vision.get("intermediate_size", 4304 if is_third else 3420)
+    layers, merge = vision.get("depth", 27 if is_third else 32), vision.get("spatial_merge_size", 2)
+    side, out = vision.get("patch_size", 16 if is_third else 14), vision.get("out_hidden_size", text.hidden_size)
+    values = vision.get("in_channels", vision.get("in_chans", 3)) * vision.get("temporal_patch_size", 2) * side**2
+    wide = hidden * merge**2
+    merger = wide * wide + wide + wide * out + out
+    attention = 4 * hidden * hidden + 4 * hidden
+    if not is_third:  # RMS norms, and a gated MLP with biases
+        layer = 2 * hidden + attention + 3 * hidden * inner + 2 * inner + hidden
+        return VisionShape(hidden, inner, layers, values * hidden + layers * layer, hidden + merger, merge**2, values)
+    layer = 4 * hidden + attention + 2 * hidden * inner + inner + hidden
+    deep = len(vision.get("deepstack_visual_indexes", (8, 16, 24)))
+    tower = (values + 1 + vision.get("num_position_embeddings", 2304)) * hidden + layers * layer
+    return VisionShape(hidden, inner, layers, tower, 2 * hidden + merger + deep * (2 * wide + merger), merge**2, values)
+
+
+def _tiles(vision: Mapping[str, Any], values: Mapping[str, Any], text: ModelShape) -> VisionShape:
+    """Return the tower of SmolVLM and Idefics3. Defaults are transformers' for SmolVLM."""
+    hidden, inner = vision.get("hidden_size", 1152), vision.get("intermediate_size", 3072)
+    layers, side = vision.get("num_hidden_layers", 12), vision.get("patch_size", 32)
+    merge = values.get("scale_factor", 2)
+    patch = vision.get("num_channels", 3) * side**2
+    layer = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden
+    embedding = (patch + 1 + (vision.get("image_size", 224) // side) ** 2) * hidden
+    tower = embedding + layers * layer + 2 * hidden
+    return VisionShape(hidden, inner, layers, tower, hidden * merge**2 * text.hidden_size, merge**2, patch)
 
 
 def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
@@ -378,6 +463,11 @@ def _experts(values: Mapping[str, Any]) -> Experts | None:
 def is_seeing_hybrid(model_type: object) -> bool:
     """Return whether models of this type have a hybrid text model and a vision tower, as Qwen3.5 does."""
     return f"{model_type}_text" in HYBRIDS
+
+
+def sees_pictures(model_type: object) -> bool:
+    """Return whether roll trains models of this type on pictures."""
+    return model_type in (*PATCHED, *TILED)
 
 
 def config_file(model: str) -> Path | None:

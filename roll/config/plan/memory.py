@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roll.config.derived.batch import BatchPlan
-from roll.config.derived.model_shape import ModelShape
+from roll.config.derived.model_shape import ModelShape, VisionShape
 from roll.config.derived.placement import RolePlan, sends_adapter
 from roll.config.schema.backend import EngineMemory, ZeroMemory
 from roll.config.schema.model import ModelConfig
@@ -27,7 +27,7 @@ LOGITS = 2**29
 """Largest number of logits that exist at a time: 2 GiB in fp32, and 1 GiB for their gradient in bf16. Each chunk of
 logits costs a read and a write of the head's gradient, and all chunks except one are computed twice.
 """
-WHILE_IT_WORKS = ("activations", "head", "kv_cache")
+WHILE_IT_WORKS = ("activations", "pictures", "head", "kv_cache")
 """Kinds of memory that a role only needs during a forward or backward pass, or while it generates."""
 FROZEN_TOKEN = 250
 """Host memory in bytes for one token, with its log-prob, of a request that waits in an engine. Measured with vLLM's
@@ -40,7 +40,7 @@ class RoleMemory:
     """Memory of one role on each of its devices (on the CPU: of each rank)."""
 
     device: Mapping[str, int]
-    """Bytes on the device by kind: weights, gradients, optimizer, buffers, activations, head, kv_cache."""
+    """Bytes on the device by kind: weights, gradients, optimizer, buffers, activations, pictures, head, kv_cache."""
     host: int = 0
     """Bytes of host memory of each rank: offloaded states, and the states kept there while other roles use its devices.
     """
@@ -86,7 +86,10 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         assert zero is not None, "a role that trains shards its states by ZeRO"
         states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape, traits.expert_parallel)
         wish, compiled = role.model_args.gradient_checkpointing, compiles(role.model_args, on_gpu=not plan.on_cpu)
-        return RoleMemory(states | {"activations": activations(shape, tokens, width, wish, compiled)} | head, host)
+        kept = {"activations": activations(shape, tokens, width, wish, compiled)}
+        if shape.vision:
+            kept["pictures"] = picture_bytes(shape.vision, tokens, width, role.model_args)
+        return RoleMemory(states | kept | head, host)
     layer = layer_activations(shape, tokens, width, compiles(role.model_args, on_gpu=not plan.on_cpu))
     if zero is None:
         return RoleMemory({"weights": width * whole // devices, "activations": layer} | head)
@@ -110,7 +113,8 @@ def _training_states(
     states = copies + moments(role.training_args.optimizer, None if model.lora_target else shape)
     if isinstance(role, CriticConfig):
         full = shape.valuing_parameters
-    trained = trained_by_adapter(model, shape) if model.lora_target else full
+    frozen = shape.vision.frozen(model.freeze_vision) if shape.vision else 0
+    trained = trained_by_adapter(model, shape) if model.lora_target else full - frozen
     held = full + trained if model.lora_target else full
     elsewhere = shape.expert_parameters * (expert_parallel - 1) // expert_parallel
     device = {
@@ -220,6 +224,24 @@ def activations(shape: ModelShape, tokens: int, width: int, wish: str | int, com
     checkpointed = checkpointed_layers(wish, layers)
     kept = (layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
+
+
+def picture_bytes(vision: VisionShape, tokens: int, width: int, model: ModelConfig) -> int:
+    """Return the bytes of the pixels and of the tower's activations if all tokens are placeholders of pictures.
+
+    A layer keeps for each patch its input, two norms, q, k, v, the attention output and its projection, and three
+    tensors of the MLP. A tower that is recomputed keeps its layers' inputs, and a frozen one keeps nothing.
+    """
+    patches, layers = tokens * vision.patches_per_token, vision.layers
+    layer = width * patches * (8 * vision.hidden_size + 3 * vision.intermediate_size)
+    is_frozen = model.lora_target is not None or model.freeze_vision == "all"
+    if is_frozen:
+        kept = layer
+    elif checkpointed_layers(model.gradient_checkpointing, 1):
+        kept = layer + layers * width * patches * vision.hidden_size
+    else:
+        kept = layers * layer
+    return 4 * patches * vision.patch_values + kept
 
 
 def head_bytes(shape: ModelShape, tokens: int, width: int, is_trained: bool) -> int:

@@ -48,6 +48,8 @@ CLASSES = re.compile(r"(Detection|Video|Vlm|VLM|Geo3k|Diffusion|Image)\w*$")
 """Ends of the names of ROLL's worker classes."""
 TEMPLATES = re.compile(r"(^|[-_])vl([-_]|$)", re.IGNORECASE)
 KEYS = re.compile(r"(image|images|video|videos|vlm|max_pixels|min_pixels|wan|diffusion)(_|$)")
+OWN_KEY = ("data_args", "images")
+"""The key of roll's own that says where the rows of SFT have pictures. ROLL has none of this name."""
 SECTIONS = ("model_args", "data_args", "strategy_args", "generating_args")
 DIFFUSION = re.compile("^diffusion")
 VALUES_OF_PICTURES = {"template": TEMPLATES, "strategy_name": DIFFUSION, "model_type": DIFFUSION, "worker_cls": CLASSES}
@@ -105,9 +107,11 @@ def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
     faults = []
     for place, block in (one for pattern in patterns for one in _matches(values, pattern.split("."))):
         key, value = str(place[-1]), block[place[-1]]
+        if place[-2:] == OWN_KEY:
+            continue
         refused = VALUES_OF_PICTURES.get(key)
         if KEYS.match(key) and value is not None or len(place) > 1 and refused and refused.search(str(value)):
-            problem = f"{printable(value)}: roll does not support images, video or diffusion models"
+            problem = f"{printable(value)}: roll does not support ROLL's pipelines of images, video or diffusion models"
             faults.append(Fault(dotted(place), problem, REMEDY, "not_supported"))
     return faults
 

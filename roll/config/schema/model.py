@@ -20,6 +20,8 @@ from roll.config.schema.base import (
     StrictConfig,
 )
 
+FrozenVision = Literal["none", "tower", "all"]
+"""What is not trained of the part of a model that sees pictures."""
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights")
 """Keys of an adapter, which need a `lora_target`."""
 
@@ -82,6 +84,11 @@ class ModelConfig(StrictConfig):
         description="Initial adapter. `true`: B is 0. `pissa`: A and B from the largest singular values of the matrix, "
         "whose first product is subtracted from the adapter's output (PiSSA). `pissa_niter_16`: the same by a "
         "randomised SVD of 16 iterations, which is much faster.",
+    )
+    freeze_vision: FrozenVision = Field(
+        "none",
+        description="Models that see pictures: what stays as it is. `tower`: the vision tower, while the projector "
+        "into the text model is trained; `all`: both; `none`: neither. With `lora_target`, both always stay.",
     )
     trust_remote_code: bool = Field(False, description="Allow Python code from the model repository to run.")
 
@@ -240,6 +247,12 @@ class DataConfig(StrictConfig):
     )
     label: str | None = Field(
         None, description="`kto`: column that is true for desirable and false for undesirable responses."
+    )
+    images: str | None = Field(
+        None,
+        description="`sft`, with a model that sees pictures: column with the picture of a row or a list of them. They "
+        "take the places of parts that do not say where their picture is and of `<image>` in the text, or stand before "
+        "the first message of the user.",
     )
     system: str | None = Field(None, description="Text of a system message to put before `prompt`.")
     tag: str = Field(

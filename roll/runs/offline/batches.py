@@ -20,7 +20,8 @@ def given_batch(examples: Sequence[Example]) -> TrainBatch:
     """Return a batch of given responses, the two of a pair adjacent. Advantages are 0; no behaviour policy."""
     sequences_per_example = len(examples[0].sequences)
     parts = [part for example in examples for part in example.sequences]
-    sequences = concatenate([part.token_ids for part in parts], [part.response_mask for part in parts])
+    masks, shown = [part.response_mask for part in parts], [part.shown for part in parts]
+    sequences = concatenate([part.token_ids for part in parts], masks, shown)
     labels = np.repeat(np.array([example.value for example in examples], np.float32), sequences_per_example)
     nothing = np.zeros(len(sequences.token_ids), np.float32)
     return TrainBatch(

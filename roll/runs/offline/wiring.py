@@ -18,6 +18,7 @@ from roll.backend import TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.derived.batch import row_learner
 from roll.config.derived.methods import added_losses
+from roll.config.derived.model_shape import PATCHED, TILED
 from roll.config.derived.placement import model_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
@@ -35,8 +36,10 @@ from roll.data.examples import (
     RowRange,
     prepare_examples,
 )
+from roll.data.pictures import Sight, load_sight
 from roll.data.prompts import warn_of_rows
-from roll.models.load import check_readable, load_policy, load_tokenizer
+from roll.errors import ConfigError, Fault
+from roll.models.load import check_readable, load_policy, load_seeing_policy, load_tokenizer
 from roll.models.value import load_scores, pad_token, scored_token
 from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases, untimed
@@ -64,10 +67,12 @@ class GivenRows:
     held_out: ExampleSet | None
     end: EndOfTurn = NO_END
     """What ends a response."""
+    sees: bool = False
+    """Whether the model sees pictures."""
 
 
 def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> GivenRows:
-    """Check the model files of every role, and prepare all rows.
+    """Check the model files of every role, and prepare all rows. Only in SFT may they show pictures.
 
     Args:
         learn_all: whether to learn from the prompts as well.
@@ -82,10 +87,13 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     tokenizer = load_tokenizer(path, learning.model_args.trust_remote_code)
     limits = length_limits(config)
     embedded = embedding_rows(config, tokenizer, model_roles(config).values())
+    sees = isinstance(config, SftConfig)
+    sight = load_sight(path, tokenizer, learning.model_args.trust_remote_code) if sees else None
+    check_sight(config, sight)
 
     def prepare(data_args: DataConfig, number: int) -> ExampleSet:
         part = RowRange(config.data_split, number, config.seed) if config.data_split else None
-        rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part, embedded=embedded)
+        rows = prepare_examples(data_args, tokenizer, limits, kind, learn_all, part, embedded=embedded, sight=sight)
         warn_of_rows(rows.too_long, f"were left out: {_longer(limits)}")
         warn_of_rows(rows.shortened, f"{SHORTENED.get(limits.truncation)}: they are longer than {limits}")
         warn_of_rows(rows.wordless, f"were left out: {WORDLESS}")
@@ -96,9 +104,30 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
 
     training, end = prepare(learning.data_args, 0), ends_of(learning.data_args, tokenizer)
     if not config.eval_steps:
-        return GivenRows(training, None, end)
+        return GivenRows(training, None, end, sight is not None)
     given = config.validation.data_args if config.validation else None
-    return GivenRows(training, prepare(given.rendered_as(learning.data_args) if given else learning.data_args, 1), end)
+    held_out = prepare(given.rendered_as(learning.data_args) if given else learning.data_args, 1)
+    return GivenRows(training, held_out, end, sight is not None)
+
+
+def check_sight(config: OfflineConfig, sight: Sight | None) -> None:
+    """Check the keys that need a model that sees pictures. Raises ConfigError if it sees none."""
+    name, learning = row_learner(config)
+    given = {"data_args.images": learning.data_args.images}
+    if "freeze_vision" in learning.model_args.model_fields_set:
+        given["model_args.freeze_vision"] = learning.model_args.freeze_vision
+    faults = [
+        Fault(
+            f"{name}.{key}",
+            f"'{value}', but the model sees no pictures",
+            f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED))})",
+            "no_effect",
+        )
+        for key, value in given.items()
+        if value is not None and sight is None
+    ]
+    if faults:
+        raise ConfigError(*faults)
 
 
 def length_limits(config: OfflineConfig) -> LengthLimits:
@@ -271,7 +300,8 @@ def prepare_sft(config: SftConfig) -> PreparedRun:
     """Check the model's files and prepare all examples; return the loop. Raises BadInput if one cannot be used."""
     kind = "turns" if config.loss_on == "assistant" else "responses"
     rows = prepare_rows(config, kind, learn_all=config.loss_on == "all")
-    return OfflinePipeline(rows, sft_batch, sft_metrics).prepared(config)
+    load = load_seeing_policy if rows.sees else load_policy
+    return OfflinePipeline(rows, sft_batch, sft_metrics, load).prepared(config)
 
 
 async def sft_batch(examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:

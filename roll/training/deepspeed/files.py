@@ -376,10 +376,12 @@ def _logged() -> Iterator[None]:
         del script.print
 
 
-def trained_weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
+def trained_weights(checkpoint: Path, as_held: bool, with_frozen: bool = False) -> dict[str, Tensor]:
     """Return the trained weights of a checkpoint, under the model's own names.
 
     Args:
+        with_frozen: Return also weights that were not trained, such as those of a vision tower. Checkpoints of an
+            adapter have none.
         as_held: Return the weights bitwise as the trainer computes with them (with ZeRO-3, adapters are fp32 even if
             the model is bf16). Otherwise, return ZeRO's fp32 master weights where they exist.
 
@@ -395,7 +397,7 @@ def trained_weights(checkpoint: Path, as_held: bool) -> dict[str, Tensor]:
         return {name.removeprefix(WRAPPER): tensor for name, tensor in held.items()}
     with nothing_runs(checkpoint), _logged():
         found: Any = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
-            str(checkpoint), tag=TAG, exclude_frozen_parameters=True
+            str(checkpoint), tag=TAG, exclude_frozen_parameters=not with_frozen
         )
     return {
         name.removeprefix(WRAPPER): tensor.to(held[name].dtype) if as_held else tensor for name, tensor in found.items()

@@ -44,7 +44,7 @@ from roll.config.plan.memory import (
 )
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
-from roll.models.export import adapter_config, write_adapter_folder, write_model
+from roll.models.export import adapter_config, copy_processor, write_adapter_folder, write_model
 from roll.models.layers import (
     checkpoint_first,
     compile_layers,
@@ -609,6 +609,8 @@ class DeepSpeedTrain:
             write_adapter_folder(folder, _merge(buckets), self._model.model, tokenizer, self._settings.ends)
         else:
             write_model(folder, buckets, self._model.causal, tokenizer, self._settings.ends)
+        if self._model.tower:
+            copy_processor(self._settings.model_path, folder)
 
     def _kept(self, names: Sequence[str], adapter: bool) -> dict[str, Tensor]:
         """Gather tensors and return copies in host memory on rank 0. Other ranks return an empty dict."""

@@ -1,0 +1,178 @@
+"""Writes the model of the tiny examples with pictures: random weights, in the shape of Qwen2.5-VL, Qwen3-VL, SmolVLM or
+Idefics3.
+
+    python examples/tiny/make_seeing_model.py FOLDER [--family qwen2_5_vl] [--seed 0]
+
+FOLDER becomes an ordinary Hugging Face model folder, with an image processor. Nothing is downloaded. The tokens are
+single bytes, as in `make_model.py`, and the marks of the family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Tokenizer,
+)
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.utils.logging import disable_progress_bar
+
+VOCABULARY = 320
+"""Number of rows of the embedding and the head: 256 bytes, three special tokens and the marks of a family."""
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD_ID, START_ID, END_ID = 256, 257, 258
+TILED = ("smolvlm", "idefics3")
+"""Families that see a picture in tiles."""
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", *TILED)
+POSITIONS = 1024
+PATCH, MERGE, TILE = 8, 2, 32
+"""Side of a patch in pixels; of a placeholder token in patches; of a tile in pixels (SmolVLM)."""
+LARGEST_PIXELS = 96 * 96
+"""Largest number of pixels of a picture, after which Qwen's processor makes it smaller."""
+QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+SMOL_MARKS = (
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<image>",
+    "<end_of_utterance>",
+    *(f"<row_{row + 1}_col_{column + 1}>" for row in range(4) for column in range(4)),
+)
+QWEN_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- else -%}{{- part.text -}}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+SMOL_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""The template of SmolVLM, which reads only lists of parts."""
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.05,
+    "bos_token_id": None,
+    "eos_token_id": END_ID,
+    "pad_token_id": PAD_ID,
+}
+"""The text model. A head has 16 numbers, of whose 8 frequencies time, height and width have 2, 3 and 3."""
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+
+
+def build_seeing_tokenizer(family: str) -> PreTrainedTokenizerBase:
+    """Return a tokenizer whose tokens are single bytes, with the marks and the template of a family."""
+    vocabulary = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
+    vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
+    special = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], **special)
+    marks, template = (SMOL_MARKS, SMOL_TEMPLATE) if family in TILED else (QWEN_MARKS, QWEN_TEMPLATE)
+    tokenizer.add_tokens(list(marks), special_tokens=True)
+    tokenizer.chat_template, tokenizer.model_max_length = template, POSITIONS
+    return tokenizer
+
+
+def build_processor(family: str) -> Any:
+    """Return the image processor of a family."""
+    if family in TILED:
+        kind = SmolVLMImageProcessorPil if family == "smolvlm" else Idefics3ImageProcessorPil
+        return kind(size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE})
+    size = {"shortest_edge": (PATCH * MERGE) ** 2, "longest_edge": LARGEST_PIXELS}
+    return Qwen2VLImageProcessorPil(size=size, patch_size=PATCH, merge_size=MERGE)
+
+
+def build_config(family: str, tied: bool = False) -> Any:
+    """Return the configuration of a tiny model of a family; `tied`: its head is its embedding."""
+    tokens = build_seeing_tokenizer(family).get_vocab()
+    more: dict[str, Any] = {"tie_word_embeddings": tied}
+    if family in TILED:
+        vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        vision |= {"image_size": TILE, "patch_size": PATCH, "initializer_range": 0.1}
+        text = {"model_type": "llama", **TEXT}
+        return AutoConfig.for_model(
+            family,
+            text_config=text,
+            vision_config=vision,
+            image_token_id=tokens["<image>"],
+            pad_token_id=PAD_ID,
+            **more,
+        )
+    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": PATCH}
+    vision |= {"spatial_merge_size": MERGE, "out_hidden_size": TEXT["hidden_size"], "initializer_range": 0.1}
+    if family == "qwen2_5_vl":
+        vision |= {"window_size": 2 * MERGE * PATCH, "fullatt_block_indexes": [1]}
+    else:
+        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+    text = {**TEXT, "rope_parameters": ROPE | ({"mrope_interleaved": True} if family == "qwen3_vl" else {})}
+    if family == "qwen3_vl":
+        text["head_dim"] = TEXT["hidden_size"] // TEXT["num_attention_heads"]
+    ids = {
+        f"{name}_token_id": tokens[mark]
+        for name, mark in zip(("vision_start", "vision_end", "image", "video"), QWEN_MARKS, strict=True)
+    }
+    return AutoConfig.for_model(family, text_config=text, vision_config=vision, **ids, **more)
+
+
+def build_seeing_model(family: str, seed: int, tied: bool = False) -> PreTrainedModel:
+    """Return a model with random fp32 weights. The same seed gives the same weights."""
+    config = build_config(family, tied)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # which would be 0, so that no test would notice a missing one
+                torch.nn.init.normal_(parameter, std=0.02)
+    model.config.architectures = [type(model).__name__]
+    model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
+    return model
+
+
+def write_seeing_model(folder: Path, family: str, seed: int, tied: bool = False) -> None:
+    """Write the model with its tokenizer and its image processor. The folder appears only when it is complete."""
+    disable_progress_bar()
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    build_seeing_model(family, seed, tied).save_pretrained(partial)
+    build_seeing_tokenizer(family).save_pretrained(partial)
+    build_processor(family).save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0])
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write_seeing_model(given.folder, given.family, given.seed)

@@ -1,0 +1,101 @@
+"""Checks of what is not supported with models that see pictures, and of the keys that only such models read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from roll.config.derived.batch import learner
+from roll.config.derived.model_shape import PATCHED, TILED, ModelShape
+from roll.config.derived.placement import model_roles
+from roll.config.load.on_disk import held_out_data
+from roll.config.schema.model import DataConfig
+from roll.config.schema.offline import SftConfig
+from roll.config.schema.pipelines import Config
+from roll.config.schema.roles import RoleConfig
+from roll.errors import Fault
+
+SEEING = ", ".join((*PATCHED, *TILED))
+USE_SEEING = f"remove it, or use a model that sees pictures ({SEEING})"
+
+
+def picture_key_faults(config: Config) -> Iterator[Fault]:
+    """Yield faults of the keys about pictures outside SFT, or together with keys that exclude them."""
+    own, learning = learner(config)
+    given: dict[str, DataConfig] = {f"{place}.data_args": rows for place, rows in held_out_data(config).items()}
+    if learning.data_args:
+        given[f"{own}.data_args"] = learning.data_args
+    for where, columns in given.items():
+        if columns.images and not isinstance(config, SftConfig):
+            problem = f"'{columns.images}', but pipeline {config.pipeline} reads no pictures yet"
+            yield Fault(f"{where}.images", problem, "remove it, or use pipeline: sft", "not_supported")
+        elif columns.images and columns.text:
+            problem = f"'{columns.images}', but text is '{columns.text}', which is trained on as it is"
+            yield Fault(f"{where}.images", problem, "set only one of the two", "exclusive")
+    for name, role in model_roles(config).items():
+        model = role.model_args
+        if "freeze_vision" not in model.model_fields_set:
+            continue
+        where = f"{name}.model_args.freeze_vision"
+        if not isinstance(config, SftConfig):
+            problem = f"'{model.freeze_vision}', but pipeline {config.pipeline} trains no model that sees pictures yet"
+            yield Fault(where, problem, "remove it, or use pipeline: sft", "not_supported")
+        elif model.lora_target and model.freeze_vision != "all":
+            problem = f"'{model.freeze_vision}', but lora_target is {model.lora_target}, which freezes all of the model"
+            yield Fault(where, problem, "remove it, or remove lora_target", "contradiction")
+
+
+def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:
+    """Yield faults of roles whose model sees pictures, and of keys about pictures for a model that sees none.
+
+    Args:
+        shapes: the known shapes of models by role.
+    """
+    for name, role in model_roles(config).items():
+        if name not in shapes:
+            continue
+        if shapes[name].vision is None:
+            yield from _blind(name, role, config)
+        elif not isinstance(config, SftConfig):
+            problem = f"it sees pictures, and pipeline {config.pipeline} does not support such models yet"
+            yield Fault(_model_key(name, role), problem, "use pipeline: sft, or a model of text alone", "not_supported")
+        else:
+            yield from _unsupported(name, role)
+
+
+def _model_key(name: str, role: RoleConfig) -> str:
+    return f"{name}.model_args.model_name_or_path" if role.model_args.model_name_or_path else "pretrain"
+
+
+def _blind(name: str, role: RoleConfig, config: Config) -> Iterator[Fault]:
+    if not isinstance(config, SftConfig):
+        return
+    given = (
+        {"model_args.freeze_vision": role.model_args.freeze_vision}
+        if ("freeze_vision" in role.model_args.model_fields_set)
+        else {}
+    )
+    if images := config.sft_train.data_args.images:
+        given["data_args.images"] = images
+    for key, value in given.items():
+        yield Fault(f"{name}.{key}", f"'{value}', but the model sees no pictures", USE_SEEING, "no_effect")
+
+
+def _unsupported(name: str, role: RoleConfig) -> Iterator[Fault]:
+    """Yield faults of keys that were not shown to work with pictures."""
+    model, traits = role.model_args, role.strategy_args.traits
+    strategy = f"{name}.strategy_args.strategy_config"
+    split = "and pictures are not split over ranks yet"
+    found = {
+        f"{strategy}.sequence_parallel_size": (traits.sequence_parallel > 1, traits.sequence_parallel, split),
+        f"{strategy}.tensor_parallel.autotp_size": (traits.tensor_parallel > 1, traits.tensor_parallel, split),
+        f"{name}.model_args.liger": (model.liger, "true", "whose kernels replace layers of the vision tower too"),
+        f"{name}.model_args.use_dora": (model.use_dora, "true", "which was not tried beside a vision tower"),
+        f"{name}.model_args.init_lora_weights": (
+            model.init_lora_weights is not True,
+            f"'{model.init_lora_weights}'",
+            "which was not tried beside a vision tower",
+        ),
+    }
+    for where, (is_set, value, why) in found.items():
+        if is_set:
+            yield Fault(where, f"{value}, but the model sees pictures, {why}", "remove it", "not_supported")

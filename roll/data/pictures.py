@@ -1,0 +1,330 @@
+"""Reads pictures, checks them, and turns them into what a model's vision tower reads, by the model's own processor.
+
+A picture becomes RGB as people see it: turned as its EXIF data says, on white where it is transparent, and scaled to 8
+bits. transformers resizes it with Pillow, so that the result does not depend on the installed packages.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from PIL import Image, ImageOps, UnidentifiedImageError
+from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
+
+from roll.config.derived.model_shape import TILED, sees_pictures
+from roll.data.picture_parts import PictureFault, PictureReference
+from roll.errors import DataError, Fault
+from roll.types import Ints, Pictures
+
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
+"""Formats that are read, by Pillow's names."""
+CAMERAS = "MPO"
+"""Name of the JPEG of some cameras. It has several pictures, and the first one is the photograph."""
+LARGEST = 89_478_485
+"""Largest number of pixels of a picture: the number above which Pillow suspects an attack."""
+WHITE = (255, 255, 255, 255)
+OTHER_PICTURE = "save it as a PNG or JPEG with one picture of 8 bits a channel"
+
+
+def decoded(data: bytes) -> Image.Image:
+    """Return the picture in a file's bytes as RGB.
+
+    Raises:
+        PictureFault: it is broken, too large, animated, or has values of 32 bits.
+    """
+    Image.init()  # registers the readers of all formats; only the first call takes time
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # among them Pillow's about a size that is checked here
+            with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+                _check(opened)
+                opened.load()
+                picture = ImageOps.exif_transpose(opened)
+                return _rgb(picture)
+    except PictureFault:
+        raise
+    except Image.DecompressionBombError as error:
+        raise PictureFault(f"is too large: {error}", "make it smaller", "too_large") from error
+    except Exception as error:  # Pillow's readers raise anything for a broken file
+        unknown = isinstance(error, UnidentifiedImageError)  # whose text has an address in memory
+        problem = "is in no known format" if unknown else f"cannot be read as a picture: {error}"
+        remedy = f"give an undamaged file of one of the formats {', '.join(FORMATS)}"
+        raise PictureFault(problem, remedy, "unreadable") from error
+
+
+def _check(opened: Image.Image) -> None:
+    width, height = opened.size
+    if width * height > LARGEST:
+        problem = f"has {width} x {height} pixels, more than {LARGEST:,}"
+        raise PictureFault(problem, "make it smaller", "too_large")
+    if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format != CAMERAS:
+        problem = f"is a {opened.format} of {frames} pictures, and roll does not read videos"
+        raise PictureFault(problem, "save one of them as a file of its own", "not_supported")
+
+
+def _rgb(picture: Image.Image) -> Image.Image:
+    """Return a picture as RGB. Pillow itself would cut 16 bits off at 255, and show what transparency hides."""
+    if picture.mode in ("I", "F"):
+        raise PictureFault(f"has values of 32 bits (mode {picture.mode})", OTHER_PICTURE, "not_supported")
+    if picture.mode.startswith("I;16"):
+        if "transparency" in picture.info:
+            raise PictureFault("has 16 bits and a transparent colour", OTHER_PICTURE, "not_supported")
+        return Image.fromarray((np.asarray(picture, np.uint16) >> 8).astype(np.uint8)).convert("RGB")
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    seen = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", seen.size, WHITE), seen).convert("RGB")
+
+
+def read_bytes(reference: PictureReference, folder: Path) -> tuple[bytes, str]:
+    """Return the bytes of a picture's file, and a text that changes with the file: size and time of modification.
+
+    Args:
+        folder: where relative paths start.
+
+    Raises:
+        PictureFault: there is no such file, it cannot be read, or the text is not base64.
+    """
+    if reference.encoded:
+        try:
+            return base64.b64decode("".join(reference.encoded.split()), validate=True), ""
+        except (ValueError, binascii.Error) as error:
+            raise PictureFault(f"is not base64: {error}", "encode the bytes of its file in base64") from error
+    path = folder / Path(reference.path).expanduser()
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        remedy = "correct the path; a relative one starts at the folder of the rows' file"
+        raise PictureFault(what, remedy, "not_found")
+    try:
+        return path.read_bytes(), stamp_of(path)
+    except OSError as error:
+        raise PictureFault(f"cannot be read: {error.strerror}", "change its permissions", "unreadable") from error
+
+
+def stamp_of(path: Path) -> str:
+    """Return the size and the time of modification of a file; "" if it cannot be found."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return f"{status.st_size}|{status.st_mtime_ns}"
+
+
+def digest_of(data: bytes) -> int:
+    """Return the XXH3 hash of a picture's file."""
+    return int.from_bytes(xxhash.xxh3_64_digest(data), "big", signed=True)
+
+
+@dataclass(frozen=True)
+class StoredPicture:
+    """A picture that was checked, as a table stores it."""
+
+    path: str
+    """Absolute path of its file. Empty if the row has its bytes."""
+    stamp: str
+    """See `stamp_of`."""
+    data: bytes
+    """Bytes of its file. Empty if there is a path."""
+    digest: int
+    tokens: int
+    """Number of its placeholder tokens."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How a model sees pictures."""
+
+    model_type: str
+    processor: Any
+    """The model's image processor, of transformers."""
+    token: str
+    """Text of the placeholder token, which the chat template writes once for each picture."""
+    token_id: int
+    tile_tokens: int
+    """Number of placeholders of a tile, for models that see tiles."""
+
+    @property
+    def identity(self) -> str:
+        """Return a digest of all that decides what the model sees of a picture."""
+        settings = json.dumps(self.processor.to_dict(), sort_keys=True, default=str)
+        whole = f"{self.model_type}|{self.token}|{self.token_id}|{self.tile_tokens}|{settings}"
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+    def checked(self, reference: PictureReference, folder: Path) -> tuple[StoredPicture, str]:
+        """Return a picture to store, and the text in which its placeholders stand. Raises PictureFault."""
+        data, stamp = read_bytes(reference, folder)
+        text = self.expansion(decoded(data))
+        path = str((folder / Path(reference.path).expanduser()).absolute()) if reference.path else ""
+        tokens = text.count(self.token)
+        return StoredPicture(path, stamp, b"" if path else data, digest_of(data), tokens), text
+
+    def expansion(self, picture: Image.Image) -> str:
+        """Return the text that takes the place of a picture's token. Raises PictureFault if the processor refuses it.
+
+        The formats are those of transformers' `Qwen2_5_VLProcessor`, `Qwen3VLProcessor` and `Idefics3Processor`.
+        """
+        try:
+            if self.model_type not in TILED:
+                patches = self.processor.get_number_of_image_patches(picture.height, picture.width, {})
+                return self.token * (int(patches) // self.processor.merge_size**2)
+            seen = self._tiles(picture)
+        except PictureFault:
+            raise
+        except (ValueError, ZeroDivisionError, TypeError) as error:
+            size = f"{picture.width} x {picture.height}"
+            problem = f"has {size} pixels, which the model's image processor refuses: {error}"
+            raise PictureFault(problem, "give a picture of another shape", "not_supported") from error
+        return _tiled(seen["rows"][0][0], seen["cols"][0][0], self.token * self.tile_tokens)
+
+    def pixels(self, pictures: Sequence[Image.Image]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return `values`, `rows` and `grids` of pictures; see `Pictures`."""
+        if self.model_type in TILED:
+            tiles = [np.asarray(self._tiles(picture)["pixel_values"], np.float32)[0] for picture in pictures]
+            rows = np.array([len(one) for one in tiles], np.int64)
+            return (
+                np.concatenate([one.reshape(len(one), -1) for one in tiles]),
+                rows,
+                np.zeros((len(rows), 2), np.int64),
+            )
+        seen = self.processor.preprocess(list(pictures), return_tensors="np")
+        grids = np.asarray(seen["image_grid_thw"], np.int64)
+        return (
+            np.asarray(seen["pixel_values"], np.float32),
+            grids.prod(axis=1),
+            grids[:, 1:] // self.processor.merge_size,
+        )
+
+    def shown(self, stored: Sequence[Mapping[str, Any]], token_ids: Ints, place: str) -> Pictures | None:
+        """Return the pictures of one sequence, given those of its row in the table; None without any.
+
+        Args:
+            token_ids: [T], the tokens of the sequence.
+            place: the row, for an error.
+
+        Raises:
+            DataError: a file has changed since the rows were prepared.
+        """
+        if not stored:
+            return None
+        values, rows, grids = self.pixels([decoded(_unchanged(one, place)) for one in stored])
+        tokens = np.array([one["tokens"] for one in stored], np.int64)
+        placeholders = np.flatnonzero(token_ids == self.token_id)
+        expected = rows * self.tile_tokens if self.model_type in TILED else grids.prod(axis=1)
+        assert (expected == tokens).all() and len(placeholders) == tokens.sum(), f"{place}: its pictures do not fit"
+        starts = placeholders[np.cumsum(tokens) - tokens]
+        return Pictures(values, rows, grids, starts, np.array([len(tokens)], np.int64))
+
+    def _tiles(self, picture: Image.Image) -> Mapping[str, Any]:
+        seen = self.processor.preprocess([[picture]], return_tensors="np", return_row_col_info=True)
+        if not np.all(seen["pixel_attention_mask"]):
+            raise PictureFault(
+                "would be padded by the model's image processor", "give another picture", "not_supported"
+            )
+        return seen
+
+
+def _tiled(rows: int, columns: int, placeholders: str) -> str:
+    """Return the text of a picture in tiles, and of the whole picture after them."""
+    around, whole = "<fake_token_around_image>", "<global-img>"
+    if not rows and not columns:
+        return f"{around}{whole}{placeholders}{around}"
+    lines = (
+        "".join(f"{around}<row_{row + 1}_col_{column + 1}>{placeholders}" for column in range(columns)) + "\n"
+        for row in range(rows)
+    )
+    return f"{''.join(lines)}\n{around}{whole}{placeholders}{around}"
+
+
+def _unchanged(stored: Mapping[str, Any], place: str) -> bytes:
+    """Return the bytes of a stored picture. Raises DataError if its file has changed."""
+    if not stored["path"]:
+        return stored["data"]
+    try:
+        data = Path(stored["path"]).read_bytes()
+    except OSError:
+        data = b""
+    if digest_of(data) != stored["digest"]:
+        problem = f"its picture {stored['path']} has changed or is gone since the rows were prepared"
+        raise DataError(Fault(place, problem, "start again, which prepares the rows anew", "changed"))
+    return data
+
+
+def expanded(texts: Sequence[str], token: str, expansions: Sequence[str]) -> list[str]:
+    """Return texts with each placeholder token replaced by its picture's text; both are in the same order."""
+    left = iter(expansions)
+    return ["".join(_filled(text.split(token), left)) for text in texts]
+
+
+def _filled(pieces: Sequence[str], left: Iterator[str]) -> Iterator[str]:
+    for number, piece in enumerate(pieces):
+        if number:
+            yield next(left)
+        yield piece
+
+
+def load_sight(model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False) -> Sight | None:
+    """Return how a model sees pictures; None if it sees none. The tokenizer gets the processor's chat template.
+
+    Raises:
+        DataError: the model's image processor cannot be read, or does not fit the model or the tokenizer.
+    """
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError):  # a model without a readable configuration is reported when it is loaded
+        return None
+    if not sees_pictures(config.model_type):
+        return None
+    try:
+        processor = AutoImageProcessor.from_pretrained(model, backend="pil", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        problem = f"the image processor of '{model}' cannot be read: {first}"
+        raise DataError(
+            Fault("pretrain", problem, "give a folder with the model's preprocessor_config.json", "unreadable")
+        ) from error
+    if legacy := cached_file(model, "chat_template.json", _raise_exceptions_for_missing_entries=False):
+        # transformers' processors prefer this file to the tokenizer's template, too.
+        tokenizer.chat_template = json.loads(Path(legacy).read_text(encoding="utf-8"))["chat_template"]
+    _check_fit(model, config, processor, tokenizer)
+    token = tokenizer.convert_ids_to_tokens(config.image_token_id)
+    tile = config.vision_config
+    tokens = (tile.image_size // tile.patch_size) ** 2 // config.scale_factor**2 if config.model_type in TILED else 0
+    return Sight(config.model_type, processor, str(token), config.image_token_id, tokens)
+
+
+def _check_fit(model: str, config: Any, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise DataError if a model's processor or tokenizer is not that of its weights."""
+    vision, faults = config.vision_config, []
+    if config.model_type in TILED:
+        pairs = {"max_image_size": (processor.max_image_size["longest_edge"], vision.image_size)}
+    else:
+        pairs = {
+            "patch_size": (processor.patch_size, vision.patch_size),
+            "merge_size": (processor.merge_size, vision.spatial_merge_size),
+            "temporal_patch_size": (processor.temporal_patch_size, vision.temporal_patch_size),
+        }
+    for key, (own, needed) in pairs.items():
+        if own != needed:
+            problem = f"the image processor of '{model}' has the {key} {own}, but its vision tower needs {needed}"
+            faults.append(Fault("pretrain", problem, "use the preprocessor_config.json of the model", "unfit"))
+    number = config.image_token_id
+    token = tokenizer.convert_ids_to_tokens(number) if 0 <= number < len(tokenizer) else None
+    if not token or tokenizer.encode(str(token), add_special_tokens=False) != [number]:
+        problem = (
+            f"the tokenizer of '{model}' does not read its placeholder of pictures, the token {number}, as one token"
+        )
+        faults.append(Fault("pretrain", problem, "use the tokenizer that belongs to the model", "unfit"))
+    if faults:
+        raise DataError(*faults)

@@ -1,0 +1,104 @@
+"""Pictures where they are not supported yet, and models that see none, are refused by name before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples.tiny.make_seeing_model import write_seeing_model
+from examples.tiny.make_shapes import write_shapes
+from roll.api import load_config
+from roll.config.plan.plan import make_plan
+from roll.errors import ConfigError, DataError
+from roll.runs.offline.wiring import prepare_sft
+from tests.faults import assert_fault
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_seeing_model(folder / "output/tiny/seeing", "qwen2_5_vl", seed=0)
+    write_shapes(folder / "output/tiny/shapes", rows=20, seed=0)
+    (folder / "blind").symlink_to(tiny_model)
+    return folder
+
+
+@pytest.fixture
+def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ConfigError]:
+    """Return a function that makes the plan of an experiment, which must fail."""
+    monkeypatch.chdir(folder)
+
+    def plan(name: str, *words: str) -> ConfigError:
+        with pytest.raises(ConfigError) as caught:
+            make_plan(load_config(name, [*words, "dry_run=true"]))
+        return caught.value
+
+    return plan
+
+
+@pytest.mark.parametrize("name", ["tiny_dpo", "tiny_reward_model", "tiny_distill", "tiny_rlvr_lora_zero3"])
+def test_other_pipelines_refuse_seeing_model(name: str, refused: Callable[..., ConfigError]) -> None:
+    assert_fault(refused(name, "pretrain=output/tiny/seeing").faults, "pretrain", "not_supported", "pictures", "sft")
+
+
+@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_rlvr_lora_zero3", "actor_train")])
+def test_other_pipelines_refuse_column_of_pictures(name: str, role: str, refused: Callable[..., ConfigError]) -> None:
+    words = (f"++{role}.data_args.images=seen", f"++{role}.model_args.freeze_vision=all")
+    faults = refused(name, "pretrain=blind", *words).faults
+    assert_fault(faults, f"{role}.data_args.images", "not_supported", "'seen'", "pipeline: sft")
+    assert_fault(faults, f"{role}.model_args.freeze_vision", "not_supported", "'all'", "pipeline: sft")
+
+
+UNSUPPORTED = {
+    "sequence_parallel_size": ("+deepspeed_zero2.sequence_parallel_size=2", "2"),
+    "autotp_size": ("+deepspeed_zero2.tensor_parallel.autotp_size=2", "2"),
+    "liger": ("++sft_train.model_args.liger=true", "true"),
+    "use_dora": ("++sft_train.model_args={lora_target: all-linear, use_dora: true}", "true"),
+    "init_lora_weights": ("++sft_train.model_args={lora_target: all-linear, init_lora_weights: pissa}", "'pissa'"),
+}
+
+
+@pytest.mark.parametrize("key", list(UNSUPPORTED))
+def test_key_that_is_not_supported_with_pictures(key: str, refused: Callable[..., ConfigError]) -> None:
+    word, value = UNSUPPORTED[key]
+    assert_fault(refused("tiny_pictures", word).faults, key, "not_supported", f"{value}, but the model sees", "remove")
+
+
+def test_frozen_tower_beside_adapter_is_contradiction(refused: Callable[..., ConfigError]) -> None:
+    words = ("++sft_train.model_args.lora_target=all-linear", "++sft_train.model_args.freeze_vision=tower")
+    assert_fault(refused("tiny_pictures", *words).faults, "freeze_vision", "contradiction", "'tower'", "lora_target")
+
+
+def test_blind_model_refuses_keys_of_pictures(
+    refused: Callable[..., ConfigError], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("pretrain=blind", "++sft_train.data_args.images=seen", "++sft_train.model_args.freeze_vision=all")
+    faults = refused("tiny_pictures", *words).faults
+    assert_fault(faults, "sft_train.data_args.images", "no_effect", "'seen'", "qwen2_5_vl")
+    assert_fault(faults, "sft_train.model_args.freeze_vision", "no_effect", "'all'", "qwen2_5_vl")
+
+
+def test_blind_model_refuses_rows_of_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    config = load_config("tiny_pictures", ["pretrain=blind", "sft_train.data_args.template=raw"])
+    with pytest.raises(DataError) as caught:
+        prepare_sft(config)  # type: ignore[arg-type]
+    assert_fault(caught.value.faults, "train.jsonl:1", "not_supported", "'image'", "pipeline: sft")
+
+
+def test_plan_counts_tower_and_pixels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    trained, frozen = (
+        make_plan(load_config("tiny_pictures", [f"++sft_train.model_args.freeze_vision={wish}", "dry_run=true"]))
+        for wish in ("none", "all")
+    )
+    vision = trained.shapes["sft_train"].vision
+    assert vision is not None
+    whole, part = trained.memory["sft_train"].device, frozen.memory["sft_train"].device
+    # Two ranks with ZeRO-2, fp32: the states of a parameter are 12 bytes on all ranks together.
+    assert abs(whole["optimizer"] - part["optimizer"] - 12 * (vision.tower + vision.projector) / 2) < 12
+    assert whole["weights"] == part["weights"] == 4 * trained.shapes["sft_train"].parameters
+    # 2,048 placeholders of 4 patches, each of 3 x 2 x 8 x 8 values in fp32, and the activations of the tower.
+    assert whole["pictures"] > part["pictures"] > 2048 * 4 * 384 * 4
