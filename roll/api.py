@@ -173,7 +173,8 @@ def train(
         experiment, overrides, config_path, reward=reward, rows=rows, validation_rows=validation_rows, **keys
     )
     if config.dry_run:
-        raise ConfigError(Fault("dry_run", "true", "remove it: load_config has checked everything", "not_supported"))
+        remedy = "remove it; load_config checks the keys, and the command with dry_run=true also tries the first rows"
+        raise ConfigError(Fault("dry_run", "true", remedy, "not_supported"))
     plan = make_plan(config, [])
     with ActivityDisplay(Console()) as life:
         life.driver("loading models and data")

@@ -207,9 +207,10 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     scored = any(word.startswith(("rewards.", "environments.")) for word in request.overrides)
     if not rewards and not environments and not scored:
         remedy = "name the reward that scores the answers: math_rule, exact_match, ..., or package.module:function"
-        raise ConfigError(
-            Fault("--reward", "missing, and there is no run whose rewards could be used", remedy, "missing")
-        )
+        why = f"'{subject.model}' is no run whose rewards could be used"
+        if not Path(subject.model).exists():
+            why = f"there is no folder '{subject.model}' of a run whose rewards could be used"
+        raise ConfigError(Fault("--reward", f"missing, and {why}", remedy, "missing"))
     settings = kept | {
         "pipeline": "rlvr",
         "exp_name": UNNAMED.sub("_", subject.name)[:100] or "model",

@@ -253,3 +253,14 @@ def test_reward_that_rejects_rows_ends_run_before_start(
     assert heading in printed
     assert re.search(problem.format(re.escape(str(file))), printed)
     assert ("columns prompt, tag, solution_" in printed) == own
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("own_rewards", "own_rewards:FUNCTION"), ("own_rewards.right", "own_rewards:right")]
+)
+def test_remedy_for_a_file_without_its_function(
+    folder: Path, faults_of: Callable[..., tuple[Fault, ...]], name: str, written: str
+) -> None:
+    (folder / "own_rewards.py").write_text("def right(prompt, response, row):\n    return 1.0\n")
+    faults = faults_of(f"rewards.math_rule.reward={name}")
+    assert_fault(faults, "rewards.math_rule.reward", "unknown_name", f"'{name}'", written)

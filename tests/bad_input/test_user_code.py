@@ -95,6 +95,14 @@ async def late(prompt, response, row):
 
 def by_name(prompt, responses, *, row):
     return responses
+
+
+def of_verl(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str == ground_truth)
+
+
+def swapped(response, prompt, row):
+    return RewardResult(1.0)
 """
 ONE = ("num_return_sequences_in_group=1", "actor_train.training_args.per_device_train_batch_size=4")
 REWARD = "rewards.math_rule.reward"
@@ -248,6 +256,20 @@ CASES: list[tuple[UserPart, str, FaultCode, str, str]] = [
         "unfit",
         "prompt, responses, row: too many",
         "def by_name(prompt, responses, row",
+    ),
+    (
+        part("reward", "my_methods:of_verl"),
+        REWARD,
+        "unfit",
+        "'data_source' would be the prompt",
+        "def of_verl(prompt, response, row",
+    ),
+    (
+        part("reward", "my_methods:swapped"),
+        REWARD,
+        "unfit",
+        "'response' would be the prompt",
+        "def swapped(prompt, response, row",
     ),
     (
         replace(

@@ -15,6 +15,10 @@ KL_IN_LOSS = ["use_kl_loss=true", "kl_loss_coef=0.1", "actor_train.model_args.lo
 WARNINGS = [
     (["policy_loss=gspo"], "pg_clip: 0.2 hardly ever clips with policy_loss gspo"),
     (["pg_clip=0.2", "pg_clip_low=0.1", "pg_clip_high=0.3"], "pg_clip: has no effect"),
+    (
+        ["eval_steps=1", "+validation={data_args: {file_name: train.jsonl, prompt: prompt}}"],
+        "validation.data_args.file_name: 'train.jsonl' (split train) is also trained on",
+    ),
     (["policy_loss=kl_cov"], "policy_loss: kl_cov penalises changes of the policy"),
     (["policy_loss=pg", TWO_UPDATES], "policy_loss: pg uses no ratio, but only the first of a step's 2 updates"),
     (["actor_infer.generating_args.top_p=0.9"], "with top_p 0.9 responses are sampled from a modified distribution"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from roll.config.derived.domains import (
@@ -60,13 +61,10 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
     for where, name in named_rewards(config.rewards).items():
         if ":" not in name and name not in known:
             close = [*known, *(entry.name for entry in registered(REWARD_GROUP))]
-            problem = f"there is no reward function '{name}'{nearest(name, close)}"
-            yield Fault(
-                where,
-                problem,
-                f"set reward to one of: {_listed(known, REWARD_GROUP)}; or to your own, as package.module:function",
-                "unknown_name",
-            )
+            remedy = f"set reward to one of: {_listed(known, REWARD_GROUP)}; or to your own, as package.module:function"
+            if own := _with_colon(name):
+                close, remedy = [], f"write {own}, for a function of a file in the working directory"
+            yield Fault(where, f"there is no reward function '{name}'{nearest(name, close)}", remedy, "unknown_name")
     yield from sandbox_faults(config.rewards)
     for domain, reward in config.rewards.items():
         for key in ("reward", "reward_args", "group", "failed_value"):
@@ -78,6 +76,12 @@ def _rewards(config: RlvrConfig) -> Iterator[Fault]:
         if reward.normalise == "group" and not reward.parts:
             remedy = "add parts, or remove it; adv_estimator normalises a single reward"
             yield Fault(f"rewards.{domain}.normalise", "'group', but the reward has no parts", remedy, "owner_missing")
+
+
+def _with_colon(name: str) -> str:
+    """Return `module:function` for a file in the working directory that is named without a colon; "" for none."""
+    module, _, function = name.partition(".")
+    return f"{module}:{function or 'FUNCTION'}" if Path(f"{module}.py").is_file() else ""
 
 
 def _listed(known: Sequence[str], group: str) -> str:

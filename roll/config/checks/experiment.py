@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.config.checks.algorithm import credit_faults, credit_warnings, loss_faults, loss_warnings, method_faults
 from roll.config.checks.domains import domain_faults, environment_warnings
-from roll.config.checks.held_out import watched_metric_faults
+from roll.config.checks.held_out import held_out_warnings, watched_metric_faults
 from roll.config.checks.offline import (
     column_faults,
     offline_faults,
@@ -277,6 +277,7 @@ def _own_attention(config: Config) -> Iterator[str]:
 def experiment_warnings(config: Config) -> list[str]:
     """Return warnings about keys without an effect, and about numbers that are hardly ever meant."""
     unusual = [*plausible_warnings(config.model_dump(mode="json", exclude_defaults=True)), *_own_attention(config)]
+    unusual += held_out_warnings(config)
     if isinstance(config, OfflineConfig):
         return [*unusual, *offline_warnings(config)]
     warnings = [

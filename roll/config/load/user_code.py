@@ -180,6 +180,10 @@ REWARD = {False: ("prompt", "response", "row"), True: ("prompt", "responses", "r
 """Positional arguments of a reward, by whether it receives a group of responses."""
 
 
+OTHER_REWARDS = ("completions", "data_source", "extra_info", "ground_truth", "prompts", "solution_str")
+"""Positional arguments of rewards of TRL and verl. A function with them would run, and score something else."""
+
+
 class LenientConfig(StrictConfig):
     """Base for the arguments of a function with `**kwargs`, which accepts any key."""
 
@@ -289,8 +293,22 @@ def _keys_of_function(part: UserPart, kind: MethodKey | None, entry: Any) -> typ
         for name, one in signature.parameters.items()
         if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]
+    if wrong := _misnamed(positional, call):
+        problem = f" has the signature {signature}, but is called by position with {', '.join(call)}"
+        raise PartRefused(part, f"{problem}, so that {wrong}", f"write it as {form}", "unfit")
     own = [one for name, one in signature.parameters.items() if name not in positional[: len(call)]]
     return _keys(entry, own)
+
+
+def _misnamed(positional: Sequence[str], call: tuple[str, ...]) -> str:
+    """Return what is wrong with the names of a function that is called by position, "" if nothing is.
+
+    Names that are not known are the author's own.
+    """
+    for name, given in zip(positional, call, strict=False):
+        if name != given and (name in call or name in OTHER_REWARDS):
+            return f"'{name}' would be the {given}"
+    return ""
 
 
 def _keys_of_class(part: UserPart, kind: MethodKey, entry: Any) -> type[BaseModel]:

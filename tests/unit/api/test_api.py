@@ -192,5 +192,5 @@ def test_faults_of_an_evaluation_name_the_option(
 
 
 def test_a_dry_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="load_config has checked everything"):
+    with pytest.raises(ConfigError, match="load_config checks the keys"):
         train(load_config("tiny/tiny_warm_up", ["dry_run=true"]))
