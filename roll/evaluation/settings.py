@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from yaml import YAMLError
 
 from roll.config.derived.batch import learner
+from roll.config.derived.held_out import held_out_warnings
 from roll.config.load.loader import read_config
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.model import LORA_KEYS
@@ -151,8 +152,9 @@ def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
                 *list(dict.fromkeys(with_option_names(fault, request) for fault in error.faults))
             ) from None
     assert isinstance(loaded.config, RlvrConfig), "the pipeline of an evaluation is rlvr"
-    texts = [*(str(one.message) for one in caught), *plan.warnings]
     config = loaded.config
+    untrue = set(held_out_warnings(config))  # the learner has the rows of a set, and never trains
+    texts = [*(str(one.message) for one in caught), *(text for text in plan.warnings if text not in untrue)]
     return Evaluation(request, subject, config, inference_plan(config, plan), tuple(dict.fromkeys(texts)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.config.checks.algorithm import credit_faults, credit_warnings, loss_faults, loss_warnings, method_faults
 from roll.config.checks.domains import domain_faults, environment_warnings
-from roll.config.checks.held_out import held_out_warnings, watched_metric_faults
+from roll.config.checks.held_out import watched_metric_faults
 from roll.config.checks.offline import (
     column_faults,
     offline_faults,
@@ -20,6 +20,7 @@ from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
 from roll.config.derived.batch import learner
 from roll.config.derived.flops import GPUS, gpu_rates
+from roll.config.derived.held_out import held_out_warnings
 from roll.config.derived.methods import compares
 from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.derived.trackers import TRACKERS, chosen_trackers

@@ -1,8 +1,11 @@
-"""The metrics of the held-out sets that a run will have. Pure functions."""
+"""The held-out sets of a run: their metrics, and rows that are also trained on. Pure functions."""
 
 from __future__ import annotations
 
-from roll.config.derived.batch import has_pairs
+from collections.abc import Iterator
+
+from roll.config.derived.batch import has_pairs, learner
+from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -40,3 +43,29 @@ def _of_rows(config: Config) -> tuple[str, ...]:
     if isinstance(config, DistillConfig):
         return ("loss", "divergence")
     return ("loss", "accuracy", "reward_margin") if has_pairs(config) else ("loss",)
+
+
+def held_out_warnings(config: Config) -> Iterator[str]:
+    """Yield a warning for each held-out set that reads a source on which the run trains."""
+    if config.validation is None or not config.eval_steps:
+        return
+    trained = _sources(getattr(learner(config)[1], "data_args", None))
+    if isinstance(config, RlvrConfig):
+        places = config.validation.places()
+        sets = {places[name]: one.data_args for name, one in config.validation.named_sets().items()}
+    else:
+        sets = {"validation": config.validation.data_args}
+    for place, source in sets.items():
+        for file, split in sorted(trained & _sources(source)):
+            yield (
+                f"{place}.data_args.file_name: '{file}' (split {split}) is also trained on, so its metrics do not show "
+                "what the policy does with new rows; give other rows"
+            )
+
+
+def _sources(source: DataConfig | None) -> set[tuple[str, str]]:
+    """Return the files or Hub names of a source, each with its split."""
+    if source is None:
+        return set()
+    files = (source.file_name,) if isinstance(source.file_name, str) else source.file_name
+    return {(file, source.split) for file in files}

@@ -54,6 +54,7 @@ def test_evaluation_is_greedy_and_on_cpu_by_default(world: Path) -> None:
     )
     config = found.config
     assert list(found.plan.roles) == ["actor_infer", "rewards.exact_match"] and not found.plan.devices
+    assert not any("trained on" in text for text in found.warnings)  # nothing is
     assert config.actor_infer.model_args.dtype == "fp32"
     assert sampling(config, "easy") == sampling(config, "hard") == (None, 0.0, None)
     config = planned(
