@@ -154,7 +154,9 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
     bound.append((str(Path(spec.origin).parent), f"{MOUNT}/{INSIDE.replace('.', '/')}"))
     links = _links(interpreter.folders)
     made = {str(parent) for _, place in (*bound, ("", "/dev/null")) for parent in Path(place).parents} - {"/", *links}
-    mounts = [word for place, target in links.items() for word in ("--symlink", target, place)]
+    # First, because the interpreter may be below /tmp as well.
+    mounts = ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"]
+    mounts += [word for place, target in links.items() for word in ("--symlink", target, place)]
     for place in sorted(made):
         if not any(Path(place).is_relative_to(link) for link in links):
             # By default, only root can enter folders that bubblewrap creates as root.
@@ -165,7 +167,7 @@ def command(interpreter: Interpreter, disk_bytes: int) -> list[str]:
         mounts += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
     for device in DEVICES:
         mounts += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    mounts += ["--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp", "--remount-ro", "/"]
+    mounts += ["--remount-ro", "/"]
     names = [part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)]
     whom = [] if os.geteuid() == 0 else ["--unshare-user", "--uid", str(INSIDE_USER), "--gid", str(INSIDE_USER)]
     # The supervisor limits the inodes of /tmp and then gives up this capability (confine.bound_inodes).

@@ -58,7 +58,7 @@ def test_export_path_that_cannot_be_folder_is_refused(
 def test_export_names_missing_base_model(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(convert.deepspeed_files, "trained_weights", lambda folder, as_held: {})
+    monkeypatch.setattr(convert.deepspeed_files, "trained_weights", lambda folder, as_held, with_frozen: {})
     gone = CheckpointSource(tmp_path / "step_1", str(tmp_path / "gone"), ModelConfig.model_validate({}), 0, "rlvr")
     monkeypatch.setattr(source, "find_source", lambda path: gone)
     assert main([str(checkpoint), str(tmp_path / "policy")]) == 2
