@@ -39,7 +39,7 @@ def test_every_job_needs_only_earlier_ones() -> None:
     assert len(earlier) == len(JOBS)
 
 
-def test_a_failed_command_ends_its_job_and_frees_its_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_command_ends_its_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show = "python -c 'import os, sys; print(os.environ[sys.argv[1]], sys.argv[2])' CUDA_VISIBLE_DEVICES {devices}"
     jobs = (
         Job("two", ("python -c 'print(1)'", "python -c 'print(2)'")),
