@@ -25,7 +25,7 @@ def test_jobs_wait_for_those_that_they_need() -> None:
     assert names(SECOND, free=1) == "second"  # its files are there
 
 
-def test_a_job_for_two_gpus_keeps_the_free_one() -> None:
+def test_a_job_for_two_keeps_free_gpus() -> None:
     assert names(PAIR, FIRST, free=1) is None
     assert names(PAIR, FIRST, free=2) == "pair"
     assert names(PAIR, FIRST, free=1, running=("pair",)) == "first"
