@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from roll.rewards.sandbox.bubblewrap import find_interpreter
 from roll.rewards.sandbox.program import CaseEnd, Job, Outcome, ProgramLimits, run_program
@@ -125,9 +126,13 @@ def go_on(source: str, sleeps: bool) -> str:
 
 
 def forge_unisolated(names: Iterable[str]) -> dict[str, str]:
-    """Run forgeries without a sandbox. Return the result of each by name, as `try_all` does."""
+    """Run forgeries without a sandbox. Return the result of each by name, as `try_all` does.
+
+    What they write into /tmp goes into a folder instead: a module there would hide one of the standard library.
+    """
     forgeries = sections("forgeries.txt")
-    return {name: forge(forgeries[name], sandboxed=False) for name in names}
+    with TemporaryDirectory() as folder:
+        return {name: forge(forgeries[name].replace("/tmp", folder), sandboxed=False) for name in names}
 
 
 def _outcomes(job: Job, limits: ProgramLimits, sandboxed: bool = True) -> list[Outcome]:
