@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.batch import learner
-from roll.config.derived.model_shape import PATCHED, TILED, ModelShape
+from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import model_roles
+from roll.config.derived.sight import blind_faults
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
-
-SEEING = ", ".join((*PATCHED, *TILED))
-USE_SEEING = f"remove it, or use a model that sees pictures ({SEEING})"
 
 
 def picture_key_faults(config: Config) -> Iterator[Fault]:
@@ -54,7 +52,7 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
         if name not in shapes:
             continue
         if shapes[name].vision is None:
-            yield from _blind(name, role, config)
+            yield from blind_faults(config) if isinstance(config, SftConfig) else ()
         elif not isinstance(config, SftConfig):
             problem = f"it sees pictures, and pipeline {config.pipeline} does not support such models yet"
             yield Fault(_model_key(name, role), problem, "use pipeline: sft, or a model of text alone", "not_supported")
@@ -64,20 +62,6 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
 
 def _model_key(name: str, role: RoleConfig) -> str:
     return f"{name}.model_args.model_name_or_path" if role.model_args.model_name_or_path else "pretrain"
-
-
-def _blind(name: str, role: RoleConfig, config: Config) -> Iterator[Fault]:
-    if not isinstance(config, SftConfig):
-        return
-    given = (
-        {"model_args.freeze_vision": role.model_args.freeze_vision}
-        if ("freeze_vision" in role.model_args.model_fields_set)
-        else {}
-    )
-    if images := config.sft_train.data_args.images:
-        given["data_args.images"] = images
-    for key, value in given.items():
-        yield Fault(f"{name}.{key}", f"'{value}', but the model sees no pictures", USE_SEEING, "no_effect")
 
 
 def _unsupported(name: str, role: RoleConfig) -> Iterator[Fault]:

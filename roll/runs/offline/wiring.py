@@ -18,8 +18,8 @@ from roll.backend import TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.derived.batch import row_learner
 from roll.config.derived.methods import added_losses
-from roll.config.derived.model_shape import PATCHED, TILED
 from roll.config.derived.placement import model_roles
+from roll.config.derived.sight import blind_faults
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
@@ -36,9 +36,9 @@ from roll.data.examples import (
     RowRange,
     prepare_examples,
 )
-from roll.data.pictures import Sight, load_sight
+from roll.data.pictures import load_sight
 from roll.data.prompts import warn_of_rows
-from roll.errors import ConfigError, Fault
+from roll.errors import ConfigError
 from roll.models.load import check_readable, load_policy, load_seeing_policy, load_tokenizer
 from roll.models.value import load_scores, pad_token, scored_token
 from roll.runs.checkpointer import OnloadedTrainer
@@ -89,7 +89,8 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     embedded = embedding_rows(config, tokenizer, model_roles(config).values())
     sees = isinstance(config, SftConfig)
     sight = load_sight(path, tokenizer, learning.model_args.trust_remote_code) if sees else None
-    check_sight(config, sight)
+    if sight is None and (faults := [*blind_faults(config)]):
+        raise ConfigError(*faults)
 
     def prepare(data_args: DataConfig, number: int) -> ExampleSet:
         part = RowRange(config.data_split, number, config.seed) if config.data_split else None
@@ -108,26 +109,6 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     given = config.validation.data_args if config.validation else None
     held_out = prepare(given.rendered_as(learning.data_args) if given else learning.data_args, 1)
     return GivenRows(training, held_out, end, sight is not None)
-
-
-def check_sight(config: OfflineConfig, sight: Sight | None) -> None:
-    """Check the keys that need a model that sees pictures. Raises ConfigError if it sees none."""
-    name, learning = row_learner(config)
-    given = {"data_args.images": learning.data_args.images}
-    if "freeze_vision" in learning.model_args.model_fields_set:
-        given["model_args.freeze_vision"] = learning.model_args.freeze_vision
-    faults = [
-        Fault(
-            f"{name}.{key}",
-            f"'{value}', but the model sees no pictures",
-            f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED))})",
-            "no_effect",
-        )
-        for key, value in given.items()
-        if value is not None and sight is None
-    ]
-    if faults:
-        raise ConfigError(*faults)
 
 
 def length_limits(config: OfflineConfig) -> LengthLimits:
