@@ -103,15 +103,19 @@ LOOPS = {
     "backwards": "for i in range(10**7, 0, -1):\n    if not going(): break\n    once(i)\n",
     "alarm": (
         "i = 0\ndef ring(*_):\n    global i\n    for _ in range(200):\n        if going(): once(i)\n        i += 1\n"
-        "signal.signal(signal.SIGALRM, ring)\nsignal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n"
+        # Each alarm sets the next: on a slow machine, a timer that repeats interrupts its own handler without end.
+        "    signal.setitimer(signal.ITIMER_REAL, 0.001)\n"
+        "signal.signal(signal.SIGALRM, ring)\nsignal.setitimer(signal.ITIMER_REAL, 0.001)\n"
         "until = time.monotonic() + 3\nwhile going() and time.monotonic() < until: time.sleep(0.01)\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
     ),
     "forks first": "try:\n    os.fork(); os.fork()\nexcept OSError:\n    pass\nfor i in range(10**7):\n"
     "    if not going(): break\n    once(i)\n",
 }
 END = "{measure}\nos.write(1, ('TAKEN %d %r' % (taken[0], errors)).encode())\ntime.sleep(0.1)\nos._exit(0)\n"
-BESIDE_THE_POINT = re.compile("NameError|SyntaxError|AttributeError|TypeError|ArgumentError|Indentation|ImportError")
+BESIDE_THE_POINT = re.compile(
+    "NameError|SyntaxError|AttributeError|TypeError|ArgumentError|Indentation|ImportError|RecursionError"
+)
 
 
 @dataclass(frozen=True)
