@@ -5,8 +5,7 @@ Each host reads models from its own file system, and each rank of a learner writ
 
 from __future__ import annotations
 
-import os
-import secrets
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,35 @@ from roll.config.schema.roles import LearnerConfig
 from roll.errors import ConfigError, Fault
 from roll.models.prints import difference, model_print
 from roll.ray.group import WorkerGroup
+from roll.ray.host_folders import hosts_without
 from roll.runs.role_models import model_path
 
-MARK = ".hosts-"
-"""Begin of the name of a file by which a host finds out whether it sees the driver's run folder."""
+LOG = logging.getLogger(__name__)
 
 
 async def check_hosts(config: Config, groups: Mapping[str, WorkerGroup[Any]]) -> None:
-    """Check the models and the run folder on all hosts but the driver's. Takes no time if there is no other.
+    """Check the models on all hosts but the driver's, and tell of those that do not see the run folder. Takes no time
+    if there is no other.
 
     Raises:
-        ConfigError: a model is absent on a host or differs from the driver's, or a learner's ranks on a host do not see
-            the run folder, so that their parts of a checkpoint would be lost.
+        ConfigError: a model is absent on a host or differs from the driver's.
     """
     faults: list[Fault] = []
     for name, role in model_roles(config).items():
         if name in groups:
             faults += await _model_faults(config, name, model_path(config, role.model_args), groups[name])
-    learners = [name for name, role in model_roles(config).items() if isinstance(role, LearnerConfig)]
-    seen = {name: groups[name] for name in learners if name in groups}
-    if faults := faults + await _folder_faults(config, seen):
+    if faults:
         raise ConfigError(*faults)
+    folder = Path(config.output_dir).absolute()
+    for name, role in model_roles(config).items():
+        if isinstance(role, LearnerConfig) and name in groups:
+            blind = await hosts_without(groups[name], folder, config.deadlines.start)
+            if blind:
+                LOG.warning(
+                    "'%s' is another folder on host(s) %s: the parts of checkpoints that ranks of %s write there are "
+                    "copied to the driver's host, which takes longer than storage that all hosts mount",
+                    *(folder, ", ".join(blind), name),
+                )
 
 
 async def _model_faults(config: Config, name: str, model: str, group: WorkerGroup[Any]) -> list[Fault]:
@@ -55,32 +62,4 @@ async def _model_faults(config: Config, name: str, model: str, group: WorkerGrou
         Fault(key, f"'{model}' on host {host} {problem}", remedy, "unfit")
         for host, there in elsewhere.items()
         if (problem := difference(own, there))
-    ]
-
-
-async def _folder_faults(config: Config, learners: Mapping[str, WorkerGroup[Any]]) -> list[Fault]:
-    mark = Path(config.output_dir).absolute() / f"{MARK}{secrets.token_hex(8)}"
-    mark.touch()
-    try:
-        blind = {
-            name: [host for host, sees in answers.items() if not sees]
-            for name, group in learners.items()
-            if (answers := await group.ask_hosts(os.path.exists, str(mark), seconds=config.deadlines.start))
-        }
-    finally:
-        mark.unlink(missing_ok=True)
-    remedy = (
-        "put output_dir on storage that these hosts mount at the same path, or place all ranks of the role on the "
-        "driver's host"
-    )
-    return [
-        Fault(
-            "output_dir",
-            f"'{mark.parent}' is another folder on host(s) {', '.join(hosts)}, where ranks of {name} would write their "
-            f"parts of a checkpoint, so that no checkpoint would be complete",
-            remedy,
-            "unfit",
-        )
-        for name, hosts in blind.items()
-        if hosts
     ]

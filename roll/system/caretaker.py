@@ -65,7 +65,7 @@ def main(descriptor: int, temporary: Path) -> None:
     import psutil  # imported only in the process of its own
 
     from roll.system.leftovers import Leftovers
-    from roll.system.own_folder import remove_ownerless
+    from roll.system.own_folder import parents_of, remove_ownerless
 
     def is_alive(worker: psutil.Process) -> bool:
         try:
@@ -74,7 +74,7 @@ def main(descriptor: int, temporary: Path) -> None:
             return False
 
     kept: dict[psutil.Process, Leftovers] = {}
-    looks, is_open = dict[psutil.Process, int](), True
+    looks, is_open, parents = dict[psutil.Process, int](), True, {temporary}
     while is_open or kept:
         if select.select([descriptor] if is_open else [], [], [], EVERY)[0]:
             said = os.read(descriptor, select.PIPE_BUF)
@@ -84,13 +84,15 @@ def main(descriptor: int, temporary: Path) -> None:
                     kept.setdefault(psutil.Process(int(word)), Leftovers())
         for worker, leftovers in list(kept.items()):
             if is_alive(worker):
+                parents |= parents_of(worker.pid)
                 looks[worker] = looks.get(worker, -1) + 1
                 if looks[worker] < RECORD_EVERY or looks[worker] % RECORD_EVERY == 0:
                     leftovers.record([worker.pid])
             else:
                 leftovers.remove(EXIT_SECONDS)
                 del kept[worker]
-                remove_ownerless(temporary)
+                for parent in parents:
+                    remove_ownerless(parent)
 
 
 if __name__ == "__main__":

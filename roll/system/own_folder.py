@@ -92,6 +92,16 @@ def ownerless(parent: Path) -> Iterator[Path]:
                 yield file.parent
 
 
+def parents_of(pid: int) -> set[Path]:
+    """Return the folders in which a process of this host has own folders, as far as it may be looked at."""
+    locks = set[Path]()
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                locks.add(Path(os.readlink(entry)))
+    return {lock.parents[1] for lock in locks if lock.name == LOCK and lock.parent.name.startswith(PREFIX)}
+
+
 def remove_ownerless(parent: Path) -> None:
     """Remove the folders in `parent` whose process was killed, with their contents."""
     for folder in ownerless(parent):

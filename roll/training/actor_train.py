@@ -25,6 +25,7 @@ from roll.models.flops import TrainingFlops
 from roll.ray.batching import Calls, Ranks
 from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
+from roll.ray.host_folders import HostFolders
 from roll.system.ranges import ranges
 from roll.types import Floats, Metrics, Sequences, TensorSpec, TrainBatch
 from roll.weight_sync.bucket import Adapter, Bucket
@@ -148,6 +149,7 @@ class Learner:
     ) -> None:
         self._group, self._shape = group, shape
         self._train_seconds, self._sync_seconds, self._save_seconds = train_seconds, sync_seconds, save_seconds
+        self._folders = HostFolders(group, save_seconds)
 
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         """Run the updates of one step. Return its metrics, averaged over replicas and updates as described at `merge`.
@@ -173,11 +175,13 @@ class Learner:
 
     async def save(self, folder: Path) -> None:
         """Write the training state, so that training continues exactly after `load`."""
-        await self._group.within(self._save_seconds).all(TrainStrategy.save, folder)
+        async with self._folders.written(folder) as of_ranks:
+            await self._group.within(self._save_seconds).each(TrainStrategy.save, [(own,) for own in of_ranks])
 
     async def load(self, folder: Path) -> None:
         """Restore the training state that `save` wrote."""
-        await self._group.within(self._save_seconds).all(TrainStrategy.load, folder)
+        async with self._folders.brought(folder) as of_ranks:
+            await self._group.within(self._save_seconds).each(TrainStrategy.load, [(own,) for own in of_ranks])
 
     async def offload(self, discard: bool) -> int | None:
         """See `ColocatedRole`. Always keeps the weights, because no other role has them."""
@@ -289,7 +293,8 @@ class ActorTrain(Learner):
 
     async def export(self, folder: Path) -> None:
         """Export the policy to a Hugging Face or PEFT folder."""
-        await self._group.within(self._save_seconds).all(TrainStrategy.export, folder)
+        async with self._folders.written(folder) as of_ranks:
+            await self._group.within(self._save_seconds).each(TrainStrategy.export, [(own,) for own in of_ranks])
 
 
 def bucket_sender(strategy: TrainStrategy, rank: Rank) -> BucketSender:

@@ -48,15 +48,22 @@ def test_equal_hosts_pass_and_leave_no_mark(check: Callable[..., None], tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_absent_models_and_folders_are_refused_together(check: Callable[..., None], tmp_path: Path) -> None:
+def test_absent_models_are_refused_together(check: Callable[..., None]) -> None:
     with pytest.raises(ConfigError) as refused:
         check(model_print={}, exists=False)
     assert [(fault.place, fault.code) for fault in refused.value.faults] == [
         ("actor_train.model_args.model_name_or_path", "unfit"),
         ("actor_infer.model_args.model_name_or_path", "unfit"),
-        ("output_dir", "unfit"),
     ]
     assert all("10.0.0.2" in fault.problem for fault in refused.value.faults)
+
+
+def test_hosts_without_the_run_folder_are_named(
+    check: Callable[..., None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check(model_print=model_print(str(tmp_path / "model")), exists=False)
+    (said,) = caplog.messages
+    assert str(tmp_path) in said and "10.0.0.2" in said and "actor_train" in said
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -135,9 +135,9 @@ with own_folder(Path(sys.argv[1])):
 """
 
 
-@pytest.mark.parametrize("program", [HOLDS, SEMAPHORE])
+@pytest.mark.parametrize(("program", "temporary"), [(HOLDS, "."), (SEMAPHORE, "."), (HOLDS, "another")])
 def test_caretaker_removes_what_a_killed_worker_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, temporary: str
 ) -> None:
     recorded = threading.Event()
 
@@ -153,7 +153,7 @@ def test_caretaker_removes_what_a_killed_worker_leaves(
         pid, name = worker.stdout.readline().split()
         child = psutil.Process(int(pid))
         said, say = os.pipe()
-        caring = threading.Thread(target=caretaker.main, args=(said, tmp_path))
+        caring = threading.Thread(target=caretaker.main, args=(said, tmp_path / temporary))
         caring.start()
         os.write(say, f"{worker.pid}\n".encode())
         os.close(say)
