@@ -57,10 +57,14 @@ def _planned(request: Request) -> Evaluation:
 
 
 def _show(evaluation: Evaluation) -> None:
+    """Print the plan, and what was tried of the rows. Raises DataError, see `try_held_out`."""
+    from roll.evaluation.settings import try_held_out
+
     config = evaluation.config
     roles = ", ".join(f"{role.ranks} x {name} ({role.strategy})" for name, role in evaluation.plan.roles.items())
     sets = ", ".join(config.validation.named_sets() if config.validation else ())
     print(f"{evaluation.subject.model}: {roles} will answer {sets}; results in {config.output_dir}")
+    print("\n".join(try_held_out(evaluation)))
 
 
 def request_of(argv: Sequence[str] | None) -> Request:
@@ -119,7 +123,7 @@ def evaluation_parser() -> argparse.ArgumentParser:
         help="folder for the results (default: RUN/evaluations/step_N, or output/evaluations/NAME)",
     )
     found.add_argument(
-        "--dry-run", action="store_true", help="check the request and print the plan; read no rows, start nothing"
+        "--dry-run", action="store_true", help="check the request and the first rows, print the plan, start nothing"
     )
     return found
 

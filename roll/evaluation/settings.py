@@ -21,16 +21,18 @@ from yaml import YAMLError
 from roll.config.derived.batch import learner
 from roll.config.derived.held_out import held_out_warnings
 from roll.config.load.loader import read_config
+from roll.config.load.on_disk import held_out_data
 from roll.config.plan.plan import Plan, make_plan
 from roll.config.schema.model import LORA_KEYS
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import HIDDEN
 from roll.config.schema.strategies import serving_names
-from roll.errors import ConfigError, Fault
+from roll.errors import ConfigError, DataError, Fault
 from roll.evaluation.request import Request
 from roll.export.source import CHECKPOINTS, CONFIG, CheckpointSource, find_source, read_run_config
 from roll.runs.checkpoint.manifest import MANIFEST, LoopState
+from roll.runs.dry_run import try_rows
 from roll.runs.rlvr.held_out import inference_plan
 from roll.stores.address import FETCH, is_address
 from roll.stores.store import Store, StoreError
@@ -156,6 +158,18 @@ def plan_evaluation(request: Request, subject: Subject) -> Evaluation:
     untrue = set(held_out_warnings(config))  # the learner has the rows of a set, and never trains
     texts = [*(str(one.message) for one in caught), *(text for text in plan.warnings if text not in untrue)]
     return Evaluation(request, subject, config, inference_plan(config, plan), tuple(dict.fromkeys(texts)))
+
+
+def try_held_out(evaluation: Evaluation) -> list[str]:
+    """Try the first rows of the held-out sets, as a dry run does. Return a line on each set.
+
+    Raises:
+        DataError: a row cannot be used, or a file not be read.
+    """
+    lines, faults = try_rows(evaluation.config, held_out_data(evaluation.config))
+    if faults:
+        raise DataError(*[with_option_names(fault, evaluation.request) for fault in faults])
+    return lines
 
 
 def with_option_names(fault: Fault, request: Request) -> Fault:

@@ -7,7 +7,7 @@ starts, also by the tokenizer and by the user's own rewards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,10 @@ ROWS = 8
 FILES = 8
 """Largest number of files of one set whose rows are read."""
 Row = Mapping[str, Any]
-RowReader = Callable[[Row], object]
-"""Reads a row as the run will read it. Raises RowFault if the row cannot be used."""
+RowReader = Callable[[Row], str]
+"""Reads a row as the run will read it, and says what it has. Raises RowFault if the row cannot be used."""
+EXCERPT = 120
+"""Largest number of characters of a text of the first row that are shown."""
 
 
 def try_dry_run(config: Config) -> list[str]:
@@ -58,13 +60,7 @@ def try_dry_run(config: Config) -> list[str]:
         ConfigError: an environment, a tool or an agent cannot be used.
         BadInput: both.
     """
-    lines, bad_rows = list[str](), list[Fault]()
-    for place, data_args in data_sets(config).items():
-        tried, faults = _try_rows(data_args, row_reader(config, data_args))
-        bad_rows += faults
-        elsewhere = [name for name in _names(data_args) if not Path(name).exists()]
-        lines += [f"Rows of {place}: the first ones of {', '.join(tried)} can be used"] if tried and not faults else []
-        lines += [f"Rows of {place}: not tried; not on this machine: {', '.join(elsewhere)}"] if elsewhere else []
+    lines, bad_rows = try_rows(config, data_sets(config))
     unfit = _environment_faults(config) if isinstance(config, RlvrConfig) and config.environments else []
     if bad_rows or unfit:
         kind = BadInput if bad_rows and unfit else DataError if bad_rows else ConfigError
@@ -72,6 +68,23 @@ def try_dry_run(config: Config) -> list[str]:
     if isinstance(config, RlvrConfig) and config.environments:
         lines.append(f"Environments: {', '.join(config.environments)} can be loaded, with their tools and agents")
     return lines
+
+
+def try_rows(config: Config, sets: Mapping[str, DataConfig]) -> tuple[list[str], list[Fault]]:
+    """Try the first rows of data sets. Return lines on what was tried, with what the first row has, and the faults.
+
+    Args:
+        sets: the sets by the key path of the block above `data_args`.
+    """
+    lines, bad_rows = list[str](), list[Fault]()
+    for place, data_args in sets.items():
+        tried, first, faults = _try_set(data_args, row_reader(config, data_args))
+        bad_rows += faults
+        elsewhere = [name for name in _names(data_args) if not Path(name).exists()]
+        if tried and not faults:
+            lines.append(f"Rows of {place}: the first ones of {', '.join(tried)} can be used; {first}")
+        lines += [f"Rows of {place}: not tried; not on this machine: {', '.join(elsewhere)}"] if elsewhere else []
+    return lines, bad_rows
 
 
 def data_sets(config: Config) -> dict[str, DataConfig]:
@@ -89,10 +102,10 @@ def row_reader(config: Config, data_args: DataConfig) -> RowReader:
     return partial(_read_example, data_args=data_args, config=config)
 
 
-def _read_prompt(row: Row, data_args: DataConfig, routes: DomainRoutes, rewards: Mapping[str, RewardConfig]) -> None:
+def _read_prompt(row: Row, data_args: DataConfig, routes: DomainRoutes, rewards: Mapping[str, RewardConfig]) -> str:
     template_arguments(row)
     read = read_row(row, data_args)
-    prompt_conversation(read, data_args)
+    conversation = prompt_conversation(read, data_args)
     domain, tag = (None if row.get(column) in (None, "") else str(row[column]) for column in (DOMAIN, data_args.tag))
     label = Label(domain, tag)
     if (fault := routes.fault(label, data_args.tag)) is not None:
@@ -100,6 +113,17 @@ def _read_prompt(row: Row, data_args: DataConfig, routes: DomainRoutes, rewards:
     domain = routes.domains[routes.domain_index(label)]
     if domain in rewards:
         _check_reference(domain, rewards[domain], read, data_args)
+    column = data_args.ground_truth
+    if read.get(GROUND_TRUTH) in (None, "") and read.get("answer") is not None:
+        column, read = "answer", {**read, GROUND_TRUTH: read["answer"]}  # as `roll.rewards.answers.ground_truth` does
+    return f"the first asks {_shown(conversation[-1]['content'])}; its {column} is {_shown(read.get(GROUND_TRUTH))}"
+
+
+def _shown(value: object) -> str:
+    """Return a value on one line, with its beginning and end if it is long."""
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    cut = text if len(text) <= EXCERPT else f"{text[: EXCERPT // 2]} ... {text[-EXCERPT // 2 :]}"
+    return f"'{cut}'" if isinstance(value, str) else cut
 
 
 def _check_reference(domain: str, section: RewardConfig, row: Row, data_args: DataConfig) -> None:
@@ -116,53 +140,57 @@ def _check_reference(domain: str, section: RewardConfig, row: Row, data_args: Da
             raise RowFault(f"no reference for '{part.reward}'", problem, remedy, "unfit") from error
 
 
-def _read_example(row: Row, data_args: DataConfig, config: OfflineConfig) -> None:
+def _read_example(row: Row, data_args: DataConfig, config: OfflineConfig) -> str:
     if data_args.text is not None:
-        column_text(row, data_args.text)
-        return
+        return f"the first is {_shown(column_text(row, data_args.text))}"
     template_arguments(row)
     if isinstance(config, DpoConfig) and not has_pairs(config):
-        labelled_conversation(row, data_args)
-    elif has_pairs(config):
-        pair_conversations(row, data_args)
+        conversation, is_desirable = labelled_conversation(row, data_args)
+        return f"the first answers {_shown(conversation[-1]['content'])}, labelled {is_desirable}"
+    if has_pairs(config):
+        chosen, rejected = pair_conversations(row, data_args)
         if data_args.margin:
             column_number(row, data_args.margin)
-    else:
-        example_conversation(row, data_args)
+        return f"the first prefers {_shown(chosen[-1]['content'])} to {_shown(rejected[-1]['content'])}"
+    return f"the first answers {_shown(example_conversation(row, data_args)[-1]['content'])}"
 
 
 def _names(data_args: DataConfig) -> tuple[str, ...]:
     return (data_args.file_name,) if isinstance(data_args.file_name, str) else data_args.file_name
 
 
-def _try_rows(data_args: DataConfig, read: RowReader) -> tuple[list[str], list[Fault]]:
-    """Return the names of the sources whose first rows were read, and the faults. Names of the Hub are left out."""
+def _try_set(data_args: DataConfig, read: RowReader) -> tuple[list[str], str, list[Fault]]:
+    """Return the names of the sources whose first rows were read, what the first row has, and the faults. Names of the
+    Hub are left out.
+    """
     present = [name for name in _names(data_args) if Path(name).exists()]
     try:
         sources = find_sources(present, data_args.split)[:FILES] if present else []
     except DataError as error:
-        return [], list(error.faults)
-    found = [fault for source in sources for fault in _source_faults(source, read)]
-    return [source.name for source in sources], found
+        return [], "", list(error.faults)
+    said, faults = list[str](), list[Fault]()
+    for source in sources:
+        said_of, faults_of = _try_source(source, read)
+        said, faults = said + said_of, faults + faults_of
+    return [source.name for source in sources], said[0] if said else "it has no rows", faults
 
 
-def _source_faults(source: Source, read: RowReader) -> Iterator[Fault]:
-    """Yield the first fault of each kind in the first rows of a source."""
-    known = set[str]()
+def _try_source(source: Source, read: RowReader) -> tuple[list[str], list[Fault]]:
+    """Return what the first rows of a source have, and the first fault of each kind in them."""
+    said, found = list[str](), dict[str, Fault]()
     try:
         rows = source.first(ROWS)
     except DataError as error:
-        yield from error.faults
-        return
+        return [], list(error.faults)
     for row in rows:
         try:
             if row.problem:
                 raise RowFault("malformed", row.problem, "make the row one object of JSON", "malformed")
-            read(parsed(row.text))
+            said.append(read(parsed(row.text)))
         except RowFault as fault:
-            if fault.reason not in known:
-                known.add(fault.reason)
-                yield Fault(f"{source.name}:{row.number}", fault.problem, fault.remedy, fault.code)
+            place = f"{source.name}:{row.number}"
+            found.setdefault(fault.reason, Fault(place, fault.problem, fault.remedy, fault.code))
+    return said, list(found.values())
 
 
 def _environment_faults(config: RlvrConfig) -> list[Fault]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from roll.config.schema.rlvr import RlvrConfig
-from roll.errors import Fault
+from roll.errors import DataError, Fault
 from roll.evaluation.command import main, request_of
-from roll.evaluation.settings import Evaluation, find_subject, plan_evaluation, with_option_names
+from roll.evaluation.settings import Evaluation, find_subject, plan_evaluation, try_held_out, with_option_names
 from tests.unit.evaluation.runs import run_folder
 
 
@@ -61,6 +61,19 @@ def test_evaluation_is_greedy_and_on_cpu_by_default(world: Path) -> None:
         ["model", "--data", "easy.jsonl", "--reward", "exact_match", "--samples", "4", "--max-new-tokens", "32"]
     ).config
     assert sampling(config, "easy") == (4, 1.0, 32) and config.response_length == 32
+
+
+def test_dry_run_tries_the_first_rows(world: Path) -> None:
+    words = ["model", "--data", "easy.jsonl", "--reward", "exact_match"]
+    (line,) = try_held_out(planned(words))
+    assert "the first asks '1+1='; its answer is '2'" in line
+    (world / "easy.jsonl").write_text('{"prompt": "1+1=", "sum": "2"}\n')
+    (line,) = try_held_out(planned([*words, "--ground-truth", "sum"]))
+    assert "its sum is '2'" in line
+    with pytest.raises(DataError) as refused:
+        try_held_out(planned(words))
+    (fault,) = refused.value.faults
+    assert fault.place == "easy.jsonl:1" and "--ground-truth" in fault.remedy
 
 
 def test_exports_of_two_runs_have_separate_results(world: Path) -> None:
