@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import limits
-from tests.hosts.clusters import start_cluster, train
+from tests.hosts.clusters import ended, start_cluster, train
 from tests.hosts.lab import SHARED, Host, Lab, lab
 
 STEPS = 12
 STRUCK_AFTER = 1
 """The step after whose record the fault comes."""
+FURTHER_STEPS = 3
+"""Steps that a run trains on after the fault that ended it."""
 LONGEST = 600.0
 """Seconds after the fault in which a run must have ended."""
 GONE_SECONDS = 100.0
@@ -99,10 +101,17 @@ class Struck:
     """All lines that the run printed."""
     left: Mapping[str, Sequence[str]]
     """By host, what is left of the run there: processes and files."""
+    again: tuple[int, Sequence[str]] | None = None
+    """Exit status and lines of the same command after `mend`; None if it was not started again."""
 
     @property
     def last_line(self) -> str:
-        return next((line for line in reversed(self.said) if line.strip()), "")
+        return last_line(self.said)
+
+
+def last_line(said: Sequence[str]) -> str:
+    """Return the last line with any text."""
+    return next((line.strip() for line in reversed(said) if line.strip()), "")
 
 
 @dataclass
@@ -127,6 +136,7 @@ def strike(
     disk: str = "4g",
     driver: int = 0,
     before: Callable[[Lab], object] = lambda _: None,
+    mend: Callable[[Lab], object] | None = None,
 ) -> Struck:
     """Run the tiny task over two hosts, strike it after its first step and after each recovery, and wait for its end.
 
@@ -138,6 +148,8 @@ def strike(
         disk: size of each host's `/tmp`.
         driver: the driver's host, 1 for the second. Ray's head is on the first.
         before: what to do to the hosts before Ray starts.
+        mend: ends a fault that ended the run. The same command is then started again, in a new cluster, for
+            `FURTHER_STEPS` steps.
     """
     with lab(2, shared=world, disk=disk) as made:
         for host in made.hosts:
@@ -147,10 +159,8 @@ def strike(
         files = {host.name: _files(host) for host in made.hosts}
         keys = {"output_dir": f"{folder}/{name}", **SMALL, **overrides}
         words = [*LEFT_OUT, *(f"{key}={value}" for key, value in keys.items())]
-        run, output = (
-            train(made.hosts[driver], joined, "--config-name", "tiny/tiny_rlvr_lora_zero3", *words, folder=SHARED),
-            Output(),
-        )
+        words = ["--config-name", "tiny/tiny_rlvr_lora_zero3", *words]
+        run, output = train(made.hosts[driver], joined, *words, folder=SHARED), Output()
         following = threading.Thread(target=output.follow, args=(run,), daemon=True)
         following.start()
         records = made.hosts[driver].path(f"{folder}/{name}/metrics.jsonl")
@@ -162,18 +172,25 @@ def strike(
             there.append(_programs(made.hosts[1]))
         while run.poll() is None and time.monotonic() < times[-1][0] + LONGEST:
             time.sleep(0.5)
-        ended, status = time.monotonic() - times[-1][0], run.poll()
+        seconds, status = time.monotonic() - times[-1][0], run.poll()
         left = {host.name: _left(made, host, files[host.name]) for host in made.hosts} if status is not None else {}
         if status is None:
             run.kill()
         following.join(limits.END)
+        again = None
+        if mend is not None and status:
+            mend(made)
+            made.hosts[0].run("python", "-m", "roll.cluster", "hostfile", "stop", "--run", check=False)
+            further = f"max_steps={max(_steps(records), 0) + FURTHER_STEPS}"
+            again = ended(train(made.hosts[driver], start_cluster(made), *words, further, folder=SHARED))
     blows = [
         _blow(output, began, trained, until, programs)
         for (began, trained), until, programs in zip(
             times, [*(at for at, _ in times[1:]), float("inf")], there, strict=True
         )
     ]
-    return Struck(blows, status, ended, [line for _, line in output.lines], left)
+    said = [line for _, line in output.lines]
+    return Struck(blows, status, seconds, said, left, again and (again[0], again[1].splitlines()))
 
 
 def _struck(made: Lab, run: subprocess.Popen[str], records: Path, fault: Fault) -> tuple[float, float | None]:

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.faults import prepare
-from benchmarks.host_runs import STEPS, Fault, Passing, Struck, strike
+from benchmarks.host_runs import STEPS, Fault, Passing, Struck, last_line, strike
 from benchmarks.wire import Wire
 from tests.hosts.lab import SHARED, WORK, Lab, missing
 
@@ -78,6 +78,12 @@ def fill(number: int) -> Fault:
     return fault
 
 
+def make_space(made: Lab) -> None:
+    """Undo `fill`."""
+    for host in made.hosts:
+        host.path("/tmp/filled").unlink(missing_ok=True)
+
+
 def roughen(wire: Wire) -> Fault:
     """Return a fault that makes the second host's wire slow or lossy, from then on."""
 
@@ -100,7 +106,7 @@ def shift_clocks(seconds: int) -> Fault:
 
 
 def go_on(made: Lab) -> None:
-    """Do nothing, where something was wrong from the start."""
+    """Do nothing, where something was wrong from the start, or is no more."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +123,14 @@ class Case:
 
 
 SMALL_DISK = {"folder": WORK, "disk": "900m"}
+HEAD_BACK = {"driver": 1, "mend": go_on}  # the network is back once what is left was counted
 CASES = {
     "death-trainer": Case("host died", "a rank of the trainer", TRAINER, die),
     "death-engine": Case("host died", "an engine, adapter", ENGINE, die),
     "death-whole": Case("host died", "an engine, whole weights", WHOLE, die),
     "death-rewards": Case("host died", "a worker of rewards", REWARDS, die),
     "head": Case("Ray's head died", "none", {**ENGINE, "max_steps": 400}, lose_head),
-    "head-cut": Case("Ray's head cut off", "an engine", {**ENGINE, "max_steps": 400}, cut_head, {"driver": 1}),
+    "head-cut": Case("Ray's head cut off", "an engine", {**ENGINE, "max_steps": 400}, cut_head, HEAD_BACK),
     "freeze-engine": Case("host frozen for 20 s", "an engine, whole weights", WHOLE, freeze(20)),
     "freeze-trainer": Case("host frozen for 20 s", "a rank of the trainer", TRAINER, freeze(20)),
     "frozen-engine": Case("host frozen for ever", "an engine, whole weights", WHOLE, freeze(None)),
@@ -145,7 +152,9 @@ CASES = {
         "clock an hour ahead from the start", "a rank of each role", EACH, go_on, {"before": shift_clocks(3600)}
     ),
     "disk": Case("disk full on the other host", "an engine, whole weights", WHOLE, fill(1), SMALL_DISK),
-    "disk-driver": Case("disk full on the driver's host", "an engine, whole weights", WHOLE, fill(0), SMALL_DISK),
+    "disk-driver": Case(
+        "disk full on the driver's host", "an engine, whole weights", WHOLE, fill(0), {**SMALL_DISK, "mend": make_space}
+    ),
 }
 
 
@@ -159,7 +168,8 @@ def rows(cases: Sequence[Case], struck: Struck) -> list[str]:
         noticed = "not said" if blow.noticed is None else f"{blow.noticed:.0f} s"
         parts = (case.fault, case.role, trained, noticed, " / ".join(blow.said), ", ".join(blow.there))
         lines.append(f"| {' | '.join(parts)} |")
-    return [*lines, f"| {end} | {struck.last_line.strip()} | left: {left} |"]
+    again = [f"| again: {struck.again[0]} | {last_line(struck.again[1])} |"] if struck.again else []
+    return [*lines, f"| {end} | {struck.last_line} | left: {left} |", *again]
 
 
 def main() -> int:
@@ -184,7 +194,7 @@ def main() -> int:
         }
         faults = [case.strike for case in cases]
         struck = strike(given.world.absolute(), run, keys, faults, **cases[0].options)
-        (given.world / f"{run}.txt").write_text("\n".join(struck.said))
+        (given.world / f"{run}.txt").write_text("\n".join([*struck.said, *(struck.again[1] if struck.again else ())]))
         print("\n".join(rows(cases, struck)), flush=True)
     return 0
 
