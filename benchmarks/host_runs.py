@@ -157,9 +157,7 @@ def strike(
         before(made)
         joined = start_cluster(made)
         files = {host.name: _files(host) for host in made.hosts}
-        keys = {"output_dir": f"{folder}/{name}", **SMALL, **overrides}
-        words = [*LEFT_OUT, *(f"{key}={value}" for key, value in keys.items())]
-        words = ["--config-name", "tiny/tiny_rlvr_lora_zero3", *words]
+        words = _words({"output_dir": f"{folder}/{name}", **SMALL, **overrides})
         run, output = train(made.hosts[driver], joined, *words, folder=SHARED), Output()
         following = threading.Thread(target=output.follow, args=(run,), daemon=True)
         following.start()
@@ -180,17 +178,23 @@ def strike(
         again = None
         if mend is not None and status:
             mend(made)
-            made.hosts[0].run("python", "-m", "roll.cluster", "hostfile", "stop", "--run", check=False)
-            further = f"max_steps={max(_steps(records), 0) + FURTHER_STEPS}"
-            again = ended(train(made.hosts[driver], start_cluster(made), *words, further, folder=SHARED))
-    blows = [
-        _blow(output, began, trained, until, programs)
-        for (began, trained), until, programs in zip(
-            times, [*(at for at, _ in times[1:]), float("inf")], there, strict=True
-        )
-    ]
+            again = _run_again(made, made.hosts[driver], [*words, f"max_steps={_steps(records) + FURTHER_STEPS}"])
+    ends = [*(at for at, _ in times[1:]), float("inf")]
+    blows = [_blow(output, *seen, end, programs) for seen, end, programs in zip(times, ends, there, strict=True)]
     said = [line for _, line in output.lines]
-    return Struck(blows, status, seconds, said, left, again and (again[0], again[1].splitlines()))
+    return Struck(blows, status, seconds, said, left, again)
+
+
+def _words(keys: Mapping[str, object]) -> list[str]:
+    changed = (f"{key}={value}" for key, value in keys.items())
+    return ["--config-name", "tiny/tiny_rlvr_lora_zero3", *LEFT_OUT, *changed]
+
+
+def _run_again(made: Lab, driver: Host, words: Sequence[str]) -> tuple[int, Sequence[str]]:
+    """Run the command to its end in a new cluster. Return its exit status and lines."""
+    made.hosts[0].run("python", "-m", "roll.cluster", "hostfile", "stop", "--run", check=False)
+    status, said = ended(train(driver, start_cluster(made), *words, folder=SHARED))
+    return status, said.splitlines()
 
 
 def _struck(made: Lab, run: subprocess.Popen[str], records: Path, fault: Fault) -> tuple[float, float | None]:
