@@ -66,7 +66,7 @@ def test_evaluation_is_greedy_and_on_cpu_by_default(world: Path) -> None:
 def test_dry_run_tries_the_first_rows(world: Path) -> None:
     words = ["model", "--data", "easy.jsonl", "--reward", "exact_match"]
     (line,) = try_held_out(planned(words))
-    assert "the first asks '1+1='; its answer is '2'" in line
+    assert "'1+1='" in line and "answer is '2'" in line
     (world / "easy.jsonl").write_text('{"prompt": "1+1=", "sum": "2"}\n')
     (line,) = try_held_out(planned([*words, "--ground-truth", "sum"]))
     assert "its sum is '2'" in line

@@ -47,9 +47,7 @@ def test_sound_rows_are_said_to_be_tried(kind: str, tried: Callable[..., list[st
 
 def test_first_row_is_shown(tried: Callable[..., list[str]]) -> None:
     long = {**GOOD, "prompt": f"begin {'x ' * 500}end", "ground_truth": 2.5}
-    assert any(
-        "the first asks 'What is 1 + 1?'; its ground_truth is '2'" in line for line in tried("rlvr", [GOOD, long])
-    )
+    assert any(f"'{GOOD['prompt']}'; its ground_truth is '2'" in line for line in tried("rlvr", [GOOD, long]))
     line = next(line for line in tried("rlvr", [long]) if "begin" in line)
     assert "'begin x x" in line and "x end'" in line and "its ground_truth is 2.5" in line and len(line) < 400
     assert any("the first answers '2'" in line for line in tried("sft", [GOOD]))

@@ -104,7 +104,7 @@ def test_folder_that_ranks_create_may_not_exist_yet(folder: Path) -> None:
 
 def test_file_of_two_hosts_is_refused(folder: Path) -> None:
     (folder / "random").write_bytes(b"of the driver")
-    with pytest.raises(CheckpointError, match=r"random: host 10\.0\.0\.1 wrote this file, too"):
+    with pytest.raises(CheckpointError, match=r"random.* 10\.0\.0\.1 "):
         asyncio.run(save(folders(blind), folder, write_contents))
     assert (folder / "random").read_bytes() == b"of the driver"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
