@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the process of an agent function does not import the schema
     from roll.config.schema.environments import AgentConfig
 
 BASE_URL, KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+ANTHROPIC_BASE_URL, ANTHROPIC_KEY = "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
+"""Anthropic's clients append `/v1` to the address themselves."""
 NO_PROXY = ("NO_PROXY", "no_proxy")
 CHECK = "check"
 """Argument after a function's name that makes the process only check the function."""
@@ -72,7 +74,8 @@ def agent_environment(base_url: str, key: str, given: Mapping[str, str]) -> dict
 
     The gateway's host is excluded from HTTP proxies.
     """
-    variables = {**own_environment(), **given, BASE_URL: base_url, KEY: key}
+    anthropic = {ANTHROPIC_BASE_URL: base_url.removesuffix("/v1"), ANTHROPIC_KEY: key}
+    variables = {**own_environment(), **given, BASE_URL: base_url, KEY: key, **anthropic}
     host = urlsplit(base_url).hostname or ""
     return variables | {name: ",".join(filter(None, (variables.get(name), host))) for name in NO_PROXY}
 

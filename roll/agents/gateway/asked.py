@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from roll.errors import Fault, FaultCode
@@ -37,6 +37,8 @@ class AgentRequest:
     """Largest number of tokens of the answer. None means the limit of the run."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer. The answer does not include them."""
+    overruled: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the request has and the run decides, by place."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class PolicyAnswer:
     """`stop`, `length` or `tool_calls`."""
     prompt_tokens: int
     completion_tokens: int
+    stop_text: str | None = None
+    """The stop string of the request that ended the answer, if one did."""
+    cached_tokens: int = 0
+    """Number of the prompt's tokens that the engine had in its prefix cache."""
 
 
 def refusal(place: str, problem: str, remedy: str, code: FaultCode, status: int = 400) -> RequestRefused:

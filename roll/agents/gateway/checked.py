@@ -46,22 +46,38 @@ NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
     "logit_bias": (({},), "leave it out"),
 }
 """Keys that may only have one of these values or null, with the remedy for other values."""
+OVERRULED = (
+    *("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "reasoning", "reasoning_effort"),
+    *("thinking.budget_tokens", "output_config.effort", "verbosity"),
+)
+"""Settings that the run decides, so that a request's have no effect."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_MESSAGES, MOST_TOOLS, MOST_STOPS = 4096, 1024, 16
 
 
 def check_keys(
-    body: Mapping[str, Any], meant: frozenset[str], neutral: Mapping[str, tuple[Sequence[Any], str]]
+    body: Mapping[str, Any],
+    meant: frozenset[str],
+    neutral: Mapping[str, tuple[Sequence[Any], str]],
+    ignored: frozenset[str] = IGNORED,
+    place: str = "",
 ) -> None:
-    """Raise Refused for an unknown key, or a value that requests an unsupported feature. Keys in `meant` are used."""
+    """Raise Refused for an unknown key, or a value that requests an unsupported feature. Keys in `meant` are used.
+    `place` is written before the keys.
+    """
     for key, value in body.items():
-        if key in meant or key in IGNORED or value is None:
+        if key in meant or key in ignored or value is None:
             continue
         if key not in neutral:
-            raise refusal(key, "not supported", "leave it out", "not_supported")
+            raise refusal(f"{place}{key}", "not supported", "leave it out", "not_supported")
         values, remedy = neutral[key]
         if value not in values:
-            raise refusal(key, f"{value!r:.80} is not supported", remedy, "not_supported")
+            raise refusal(f"{place}{key}", f"{value!r:.80} is not supported", remedy, "not_supported")
+
+
+def overruled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a request's settings that the run decides."""
+    return {key: settings[key] for key in OVERRULED if settings.get(key) is not None}
 
 
 def messages_of(given: Any, place: str) -> list[Message]:

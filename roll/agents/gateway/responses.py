@@ -18,6 +18,7 @@ from roll.agents.gateway.checked import (
     checked_tool,
     count_of,
     listed,
+    overruled,
 )
 
 MEANT = frozenset({"input", "instructions", "tools", "max_output_tokens", "previous_response_id"})
@@ -49,7 +50,8 @@ def read_response(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Messag
     tools = [
         _tool(one, f"tools[{number}]") for number, one in enumerate(listed(body.get("tools"), "tools", MOST_TOOLS))
     ]
-    return AgentRequest(messages, tools, count_of(body.get("max_output_tokens"), "max_output_tokens"))
+    most = count_of(body.get("max_output_tokens"), "max_output_tokens")
+    return AgentRequest(messages, tools, most, overruled=overruled(body))
 
 
 def request_conversation(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[Message]:

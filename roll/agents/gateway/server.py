@@ -1,9 +1,9 @@
 """The gateway: an HTTP server through which external agents use the policy with OpenAI's chat completions or responses
-API.
+API, or Anthropic's messages API.
 
-Each session has a key, which its agent sends as the bearer token; a request without a valid key is refused. The size of
-a request body, the time to send it, and the number of sessions are limited. A request has no deadline of its own;
-closing its session ends it.
+Each session has a key, which its agent sends as the bearer token or as `x-api-key`; a request without a valid key is
+refused. The size of a request body, the time to send it, and the number of sessions are limited. A request has no
+deadline of its own; closing its session ends it, and so does its agent by hanging up (session.py).
 
 OpenAI's chat completions API: parses requests and builds responses. Pure functions.
 """
@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,9 +30,11 @@ from roll.agents.gateway.checked import (
     count_of,
     flag_of,
     messages_of,
+    overruled,
     stops_of,
     tools_of,
 )
+from roll.agents.gateway.messages import error_body, message_body, message_events, read_messages, shown_thinking
 from roll.agents.gateway.responses import read_response, request_conversation, response_body, response_events
 from roll.agents.gateway.session import AgentSession
 from roll.errors import ConfigError, Fault, RollError
@@ -52,6 +54,7 @@ def read_chat(body: Mapping[str, Any]) -> AgentRequest:
         tools_of(body.get("tools"), "tools"),
         next((one for one in counts if one), None),
         stops_of(body.get("stop"), "stop"),
+        overruled(body),
     )
 
 
@@ -109,6 +112,8 @@ STOP_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 3.0
 """Seconds between two keep-alive comments on a stream that waits for its answer."""
 ALIVE = b": waiting\n\n"
+MESSAGES = "/v1/messages"
+"""Path of Anthropic's messages API, whose errors have a format of their own."""
 MODEL = "policy"
 """Model name in an answer if the request gives none."""
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -139,6 +144,7 @@ class Gateway:
 
     def __init__(self, bounds: GatewayBounds) -> None:
         self._bounds, self._open, self._room = bounds, dict[str, _Open](), asyncio.Semaphore(bounds.sessions)
+        self._told = set[str]()
         self.base_url = ""
         """The OPENAI_BASE_URL of agents. Set while the gateway listens."""
 
@@ -148,8 +154,10 @@ class Gateway:
         app = web.Application(client_max_size=self._bounds.body_bytes, middlewares=[_plain_errors])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/responses", self._responses)
+        app.router.add_post(MESSAGES, self._messages)
+        app.router.add_post(f"{MESSAGES}/count_tokens", self._count)
         app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS, handler_cancellation=True)
         await runner.setup()
         try:
             try:
@@ -181,12 +189,26 @@ class Gateway:
         opened = self._of(request)
         body, digest = await _body_of(request)
         asked, is_stream, with_usage = read_chat(body), flag_of(body.get("stream"), "stream"), wants_usage(body)
-        asking, model = opened.session.answer(asked, f"chat {digest}"), _model(body)
+        asking, model = self._answer(opened, asked, f"chat {digest}"), _model(body)
         if not is_stream:
             return web.json_response(chat_body(await asking, model))
         return await _streamed(
             request, asking, lambda answer: [*map(_data, chat_chunks(answer, model, with_usage)), b"data: [DONE]\n\n"]
         )
+
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        opened = self._of(request)
+        body, digest = await _body_of(request)
+        asked, is_stream = read_messages(body), flag_of(body.get("stream"), "stream")
+        asking, model, thinking = self._answer(opened, asked, f"messages {digest}"), _model(body), shown_thinking(body)
+        if not is_stream:
+            return web.json_response(message_body(await asking, model, thinking))
+        return await _streamed(request, asking, lambda answer: map(_event, message_events(answer, model, thinking)))
+
+    async def _count(self, request: web.Request) -> web.Response:
+        opened = self._of(request)
+        body, _ = await _body_of(request)
+        return web.json_response({"input_tokens": await opened.session.count(read_messages(body))})
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         opened = self._of(request)
@@ -199,12 +221,20 @@ class Gateway:
 
     async def _kept(self, opened: _Open, asked: AgentRequest, identity: str, body: Mapping[str, Any]) -> PolicyAnswer:
         """Return the answer, and keep its conversation, so that a request can continue it by the response's id."""
-        answer = await opened.session.answer(asked, identity)
+        answer = await self._answer(opened, asked, identity)
         opened.conversations[f"resp_{answer.identity}"] = [
             *request_conversation(body, opened.conversations),
             answer.message,
         ]
         return answer
+
+    def _answer(self, opened: _Open, asked: AgentRequest, identity: str) -> Coroutine[Any, Any, PolicyAnswer]:
+        """Return the coroutine of an answer. Warn, once for each place, of settings that have no effect."""
+        for place, value in opened.session.overruled(asked).items():
+            if place not in self._told:
+                self._told.add(place)
+                LOG.warning("%s: agents ask for %.80r, which has no effect: the run decides it", place, value)
+        return opened.session.answer(asked, identity)
 
     async def _models(self, request: web.Request) -> web.Response:
         self._of(request)
@@ -214,13 +244,13 @@ class Gateway:
 
     def _of(self, request: web.Request) -> _Open:
         """Return the session of a request. Raises Refused if its key is not that of an open session."""
-        kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        found = self._open.get(key.strip()) if kind.lower() == "bearer" else None
-        if found is None:
+        kind, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        keys = (request.headers.get("x-api-key", ""), bearer if kind.lower() == "bearer" else "")
+        if (found := next(filter(None, (self._open.get(key.strip()) for key in keys)), None)) is None:
             fault = Fault(
                 "Authorization",
                 "not the key of an open session",
-                "send `Bearer` and the agent's OPENAI_API_KEY",
+                "send `Bearer` and the agent's OPENAI_API_KEY, or the same key as `x-api-key`",
                 "not_found",
             )
             raise RequestRefused(401, fault, "authentication_error")
@@ -272,9 +302,9 @@ async def _streamed(
             for event in written(task.result()):
                 await response.write(event)
         except RequestRefused as refused:
-            await response.write(_data(refused.body()))
+            await response.write(_refused_event(request, refused))
         except RollError as error:
-            await response.write(_data(_failure(error).body()))
+            await response.write(_refused_event(request, _failure(error)))
         await response.write_eof()
     except ConnectionError:
         # The session keeps the answer for a retry.
@@ -289,29 +319,32 @@ async def _streamed(
 async def _plain_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Convert errors to responses in the error format of OpenAI's API."""
+    """Convert errors to responses in the error format of the request's API."""
     try:
         return await handler(request)
     except RequestRefused as refused:
         if (opened := request.get(OPENED)) is not None:
             opened.session.refused = str(refused)  # for the note, if the agent fails because of it
-        return web.json_response(refused.body(), status=refused.status)
+        return _refused(request, refused)
     except web.HTTPRequestEntityTooLarge as error:
         fault = Fault(
             "body", f"larger than {request.client_max_size} bytes", "send less, or raise gateway.body_mib", "too_large"
         )
-        return web.json_response(RequestRefused(error.status, fault).body(), status=error.status)
+        return _refused(request, RequestRefused(error.status, fault))
     except web.HTTPException as error:
-        fault = Fault(
-            request.path,
-            error.reason,
-            "use POST /v1/chat/completions, POST /v1/responses or GET /v1/models",
-            "not_found",
-        )
-        return web.json_response(RequestRefused(error.status, fault).body(), status=error.status)
+        remedy = f"use POST /v1/chat/completions, /v1/responses, {MESSAGES} or its count_tokens, or GET /v1/models"
+        return _refused(request, RequestRefused(error.status, Fault(request.path, error.reason, remedy, "not_found")))
     except RollError as error:
-        failed = _failure(error)
-        return web.json_response(failed.body(), status=failed.status)
+        return _refused(request, _failure(error))
+
+
+def _refused(request: web.Request, refused: RequestRefused) -> web.Response:
+    body = error_body(refused) if request.path.startswith(MESSAGES) else refused.body()
+    return web.json_response(body, status=refused.status)
+
+
+def _refused_event(request: web.Request, refused: RequestRefused) -> bytes:
+    return _event(error_body(refused)) if request.path.startswith(MESSAGES) else _data(refused.body())
 
 
 def _failure(error: RollError) -> RequestRefused:

@@ -16,8 +16,8 @@ import hashlib
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -104,8 +104,7 @@ class Histories:
         return [state for path in self._paths for state in path.states]
 
     def open(self, messages: Sequence[Message], inner: Sequence[Message], tools: Tools) -> Opening:
-        """Return the engine's input for a request. Until `lay` or `give_up`, no other request extends the same
-        trajectory.
+        """Return the engine's input for a request.
 
         Args:
             messages: the request's messages as the agent sent them. The last one is not the assistant's.
@@ -127,10 +126,14 @@ class Histories:
             state = _text(messages[length:])
             if answered.is_continued:
                 return Opening(context, context, digests[-1], state, None)
-            answered.is_continued = True
             return Opening(context, bridge, digests[-1], state, answered)
         context = self._renderer.render(inner, tools)
         return Opening(context, context, digests[-1], _text(messages), None)
+
+    def claim(self, opening: Opening) -> None:
+        """Record that the request will be answered. Until `lay` or `give_up`, no other one extends its trajectory."""
+        if opening.continued is not None:
+            opening.continued.is_continued = True
 
     def lay(
         self,
@@ -209,6 +212,8 @@ GONE = 410
 SHORT_CHARACTERS = 1 << 14
 """Most characters of a request that is rendered and tokenised within the event loop. It takes a few milliseconds."""
 NOTHING: Message = {"role": "assistant", "content": ""}
+ABANDONED_SECONDS = 15.0
+"""Seconds for which a request that nobody waits for any more is still sampled. Clients that retry do so within 8 s."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +224,17 @@ class SessionBounds:
     """Largest number of requests, including those that are too long to be answered."""
     sequence: int
     """Largest number of tokens of a trajectory."""
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A request."""
+
+    task: asyncio.Task[PolicyAnswer]
+    callers: int = 0
+    """Number of callers that wait for the answer."""
+    abandoning: asyncio.TimerHandle | None = None
+    """Ends the sampling. Set while nobody waits for the answer."""
 
 
 class AgentSession:
@@ -244,7 +260,7 @@ class AgentSession:
         stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
         self._sampling = replace(sampling, samples=1, stop_token_ids=stops)
         self._histories, self._engine_session = Histories(renderer), Session()
-        self._answers: dict[str, asyncio.Task[PolicyAnswer]] = {}
+        self._answers: dict[str, _Asked] = {}
         self._inner_ids: dict[str, str] = {}
         self._requests, self._rendering = 0, asyncio.Lock()
         self._is_closed = False
@@ -259,26 +275,53 @@ class AgentSession:
 
     async def answer(self, asked: AgentRequest, identity: str) -> PolicyAnswer:
         """Return the policy's answer. Requests with the same `identity` share one answer, even if the first caller
-        stopped waiting.
+        stopped waiting. Without any caller for ABANDONED_SECONDS, the sampling is aborted and the request forgotten.
 
         Raises:
             Refused: the session has ended, or the chat template cannot express the messages.
             RollError: the engine failed.
         """
-        if self._is_closed:
-            raise refusal("session", "it has ended", "send no more requests", "not_found", GONE)
-        if (task := self._answers.get(identity)) is None:
+        self._check_open()
+        if (one := self._answers.get(identity)) is None:
             if self._requests >= self._bounds.requests:
                 return self._full(StopReason.MAX_TURNS)
             self._requests += 1
-            task = self._answers[identity] = asyncio.create_task(self._sampled(asked, self._requests - 1))
-            task.add_done_callback(lambda done: self._failed(done, identity))
+            one = self._answers[identity] = _Asked(asyncio.create_task(self._sampled(asked, self._requests - 1)))
+            one.task.add_done_callback(lambda _: self._ended(one, identity))
+        one.callers += 1
+        if one.abandoning is not None:
+            one.abandoning.cancel()
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(one.task)
         except asyncio.CancelledError:
-            if self._is_closed and task.cancelled():
-                raise refusal("session", "it has ended", "send no more requests", "not_found", GONE) from None
+            if one.task.cancelled():
+                self._check_open()
             raise
+        finally:
+            one.callers -= 1
+            if not one.callers and not one.task.done():
+                loop = asyncio.get_running_loop()
+                one.abandoning = loop.call_later(ABANDONED_SECONDS, self._abandon, identity)
+
+    async def count(self, asked: AgentRequest) -> int:
+        """Return the number of tokens that the engine would read for a request.
+
+        Raises Refused: see `answer`; or the request is too long for its tokens to be counted.
+        """
+        self._check_open()
+        with _as_refusal():
+            async with self._rendering:
+                opening = await self._rendered(asked, _characters([asked.messages, asked.tools]))
+        if opening is None:
+            problem = f"they have more characters than sequence_length, {self._bounds.sequence} tokens, can have"
+            raise refusal("messages", problem, "send fewer or shorter ones", "too_large")
+        return len(opening.context)
+
+    def overruled(self, asked: AgentRequest) -> dict[str, Any]:
+        """Return the settings of a request, by place, that the run decides otherwise."""
+        own = {key: getattr(self._sampling, key) for key in ("temperature", "top_p", "top_k")}
+        own |= {"frequency_penalty": 0, "presence_penalty": 0}
+        return {place: value for place, value in asked.overruled.items() if own.get(place) != value}
 
     async def over(self) -> None:
         """Wait until no more answers are possible. `stop` has the reason. Raises RollError if the engine failed."""
@@ -287,7 +330,7 @@ class AgentSession:
     async def close(self) -> None:
         """Cancel all sampling, and refuse all further requests."""
         self._is_closed = True
-        tasks = [task for task in self._answers.values() if not task.done()]
+        tasks = [one.task for one in self._answers.values() if not one.task.done()]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -303,10 +346,20 @@ class AgentSession:
         states = tuple(self._histories.states)
         return Episode(trajectories, RewardResult(earned), (0.0,) * len(states), states, dict(self.counts))
 
-    def _failed(self, task: asyncio.Task[PolicyAnswer], identity: str) -> None:
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise refusal("session", "it has ended", "send no more requests", "not_found", GONE) from None
+
+    def _abandon(self, identity: str) -> None:
+        """Abort the sampling of a request, and forget the request, so that a later one is sampled anew."""
+        self._answers.pop(identity).task.cancel()
+
+    def _ended(self, one: _Asked, identity: str) -> None:
         """Handle the end of a request: a failed one may be repeated. Any error except a refusal ends the session."""
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None:
+        if one.abandoning is not None:
+            one.abandoning.cancel()
+        error = None if one.task.cancelled() else one.task.exception()
+        if (one.task.cancelled() or error is not None) and self._answers.get(identity) is one:
             del self._answers[identity]
         if isinstance(error, RequestRefused):
             self.refused = str(error)
@@ -315,31 +368,31 @@ class AgentSession:
             self._is_over.exception()  # mark it as retrieved, because nobody may be waiting
 
     async def _sampled(self, asked: AgentRequest, turn: int) -> PolicyAnswer:
-        try:
-            return await self._opened(asked, turn)
-        except TemplateFault as fault:
-            problem = f"the model's chat template rejects them: {fault}"
-            raise refusal(
-                "messages", problem, "send messages that the template can express", "not_supported"
-            ) from fault
-
-    async def _opened(self, asked: AgentRequest, turn: int) -> PolicyAnswer:
-        async with self._rendering:
-            with one_conversation():
-                characters = _characters([asked.messages, asked.tools])
-                if characters > self._bounds.sequence * self._renderer.longest_token:
+        with _as_refusal():
+            characters = _characters([asked.messages, asked.tools])
+            async with self._rendering:
+                if (opening := await self._rendered(asked, characters)) is None:
                     return self._full(StopReason.CONTEXT_FULL)
-                opening = await _beside(characters, self._open, asked)
-                text = await _beside(characters, self._renderer.text, opening.given)
-        room = self._bounds.sequence - len(opening.context)
-        if room < 1:
-            self._histories.give_up(opening)
-            return self._full(StopReason.CONTEXT_FULL, len(opening.context))
-        try:
-            return await self._laid(opening, text, asked, turn, room)
-        except BaseException:
-            self._histories.give_up(opening)
-            raise
+                with one_conversation():
+                    text = await _beside(characters, self._renderer.text, opening.given)
+                room = self._bounds.sequence - len(opening.context)
+                if room < 1:
+                    return self._full(StopReason.CONTEXT_FULL, len(opening.context))
+                self._histories.claim(opening)
+            try:
+                return await self._laid(opening, text, asked, turn, room)
+            except BaseException:
+                self._histories.give_up(opening)
+                raise
+
+    async def _rendered(self, asked: AgentRequest, characters: int) -> Opening | None:
+        """Return the engine's input for a request of so many characters; None if they cannot fit. `_rendering` must be
+        held. Raises TemplateFault.
+        """
+        if characters > self._bounds.sequence * self._renderer.longest_token:
+            return None
+        with one_conversation():
+            return await _beside(characters, self._open, asked)
 
     def _open(self, asked: AgentRequest) -> Opening:
         inner = [self._with_inner_ids(message) for message in asked.messages]
@@ -353,7 +406,7 @@ class AgentSession:
             [completion] = [completion async for ended in answer for _, completion in ended]
         with one_conversation():
             parsed = self._renderer.parse(completion.token_ids, asked.tools)
-        message = self._outward(parsed, asked.stop)
+        message, stop_text = self._outward(parsed, asked.stop), _stop_text(completion, asked.stop)
         self._histories.lay(opening, text, completion, message, named_calls(message))
         self.counts["tool_calls"] += len(message.get("tool_calls") or ())
         self.counts[TOOL_ERRORS] += len(parsed.malformed)
@@ -362,7 +415,8 @@ class AgentSession:
             self._end(StopReason.ABORTED)
         else:
             self.stop = self._why(completion, most, room)
-        return self._answer(message, finish_of(completion, message), len(opening.context), len(completion.token_ids))
+        counts = len(opening.context), len(completion.token_ids)
+        return replace(self._answer(message, finish_of(completion, message), *counts), stop_text=stop_text)
 
     def _why(self, completion: Completion, most: int, room: int) -> StopReason:
         """Return why the episode ends if this is its last answer. A cut at the agent's `max_tokens` is complete."""
@@ -417,6 +471,16 @@ class AgentSession:
         return message
 
 
+@contextmanager
+def _as_refusal() -> Iterator[None]:
+    """Refuse the request if the chat template cannot express its messages."""
+    try:
+        yield
+    except TemplateFault as fault:
+        problem = f"the model's chat template rejects them: {fault}"
+        raise refusal("messages", problem, "send messages that the template can express", "not_supported") from fault
+
+
 async def _beside(characters: int, work: Callable[[A], T], given: A) -> T:
     """Return `work(given)`, run in a thread if it concerns long text, so that the other sessions go on meanwhile."""
     return await asyncio.to_thread(work, given) if characters > SHORT_CHARACTERS else work(given)
@@ -436,3 +500,11 @@ def finish_of(completion: Completion, message: Message) -> str:
     if completion.finish_reason is not FinishReason.STOP:
         return "length"
     return "tool_calls" if message.get("tool_calls") else "stop"
+
+
+def _stop_text(completion: Completion, stop: Sequence[str]) -> str | None:
+    """Return the agent's stop string that ended an answer; None if it ended otherwise."""
+    if completion.finish_reason is not FinishReason.STOP:
+        return None
+    found = [(at, text) for text in stop if (at := completion.text.find(text)) >= 0]
+    return min(found)[1] if found else None

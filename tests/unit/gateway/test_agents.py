@@ -122,6 +122,11 @@ def plain(row, base_url, api_key):
     with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
         client.chat.completions.create(model="m", messages=row["messages"])
 
+async def claude(row, base_url, api_key):
+    import anthropic
+    async with anthropic.AsyncAnthropic() as client:
+        await client.messages.create(model="m", messages=row["messages"], max_tokens=99)
+
 def falls(row, base_url, api_key):
     raise ValueError("it fell over")
 
@@ -136,7 +141,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_agents"
 
 
-@pytest.mark.parametrize("name", ["play", "plain"])
+@pytest.mark.parametrize("name", ["play", "plain", "claude"])
 def test_a_function_plays(module: str, name: str) -> None:
     found = one(command_of(f"{module}:{name}"), World([Step(reward=1.0, done=True)]), quick())
     assert laid(found) == [["user:go|assistant:", "turn 1|"]] and found.reward.value == 1
@@ -149,6 +154,13 @@ FAILING = {
     "it is refused": (
         python(f"{ASKING}\nask([], n=2)"),
         "status 1: the gateway refused a request: n: 2 is not supported; send one request for each answer",
+    ),
+    "its message is refused": (
+        python(
+            "import anthropic\nanthropic.Anthropic().messages.create(model='m', max_tokens=9, "
+            "messages=[{'role': 'user', 'content': 'go'}], tool_choice={'type': 'any'})"
+        ),
+        "status 1: the gateway refused a request: tool_choice.type: 'any' is not supported; give 'auto'",
     ),
     "it does not start": (("/no/such/program",), "status 127: /no/such/program cannot be started"),
 }
@@ -272,9 +284,10 @@ def test_an_agent_without_supervisor_leaves_nothing(tmp_path: Path, number: sign
 
 def test_agent_receives_gateway_address_and_row() -> None:
     code = "import json, os, sys; print(json.load(sys.stdin), *[os.environ[name] for name in sys.argv[1:]])"
-    names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OWN", "NO_PROXY")
+    names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "OWN", "NO_PROXY")
     end = run(run_agent((*python(code), *names), {"a": 1}, given_environment(), BOUNDS))
-    assert end.output.startswith("{'a': 1} http://127.0.0.1:1/v1 key 1 ") and end.output.endswith(LOOPBACK)
+    told = "{'a': 1} http://127.0.0.1:1/v1 key http://127.0.0.1:1 key 1 "
+    assert end.output.startswith(told) and end.output.endswith(LOOPBACK)
 
 
 def test_agent_may_ignore_row_and_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roll.agents.environments.base import Message
 from roll.agents.gateway.asked import PolicyAnswer, RequestRefused
-from roll.agents.gateway.session import AgentSession
+from roll.agents.gateway.session import ABANDONED_SECONDS, AgentSession
 from roll.data.chat import TemplateFault
 from roll.data.renderers.base import Parsed
 from roll.errors import RollError
@@ -113,6 +113,26 @@ def test_retry_returns_same_answer_without_sampling() -> None:
     [beside, later], opened = played(work, engine)
     assert beside is later and len(engine.requests) == 1
     assert laid(record(opened)) == [["user:go|assistant:", "turn 1|"]]
+
+
+def test_sampling_ends_once_nobody_has_waited_for_long() -> None:
+    """A request that comes back in time is the same; one that does not is aborted, and leaves its trajectory free."""
+    engine = Engine(turns(), takes=1.0)
+
+    async def work(opened: AgentSession) -> None:
+        first = await ask(opened, [USER])
+        conversation, engine.takes = [USER, first.message, USER], 4 * ABANDONED_SECONDS
+        for pause in (0.9 * ABANDONED_SECONDS, 0.9 * ABANDONED_SECONDS, 1.1 * ABANDONED_SECONDS):
+            waiting = asyncio.create_task(ask(opened, conversation))
+            await asyncio.sleep(1)
+            await given_up(waiting)
+            assert (len(engine.requests), engine.cancelled) == (2, 0)
+            await asyncio.sleep(pause)
+        assert (len(engine.requests), engine.cancelled) == (2, 1)
+        assert (await ask(opened, conversation)).message["content"] == "turn 2" and len(engine.requests) == 3
+
+    _, opened = played(work, engine)
+    assert laid(record(opened)) == [["user:go|assistant:", "turn 1|", "user:go|assistant:", "turn 2|"]]
 
 
 def test_diverging_history_forks_with_shared_tokens_as_context() -> None:

@@ -96,12 +96,18 @@ class Engine:
     takes: float = 1.0
     aborts: bool = False
     requests: list[Request] = field(default_factory=list)
+    cancelled: int = 0
+    """Number of requests that were cancelled before they were answered."""
 
     async def generate(
         self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         self.requests.append(Request(text(token_ids), sampling, seed, session))
-        await asyncio.sleep(self.takes)
+        try:
+            await asyncio.sleep(self.takes)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         ids = tokens(f"{self.says(text(token_ids))}|")[: sampling.max_new_tokens]
         reason = (
             FinishReason.ABORT
