@@ -1,14 +1,14 @@
 """Measures the latency that the gateway adds to an answer, with many concurrent sessions and an engine that only waits.
 
-    python benchmarks/gateway.py [--sessions 1000] [--turns 4] [--seconds 10] [--tokens 128] [--json FILE]
+    python benchmarks/gateway.py [--api chat] [--sessions 1000] [--turns 4] [--seconds 10] [--tokens 128] [--json FILE]
 
-Each session is an agent that requests chat completions over its own connection, calls a tool in each turn and sends the
-whole conversation back. The simulated engine answers after --seconds with --tokens tokens of the tiny model's
-tokenizer. The renderer of the `chatml` template renders the prompts and extends them from turn to turn. The agents run
-in a separate process, start evenly spread over the first --seconds, and send the next request immediately. The reported
-latency is the time until the agent has an answer, minus --seconds, over all answers except the first of each session.
-It includes the delay of the engine's timer, which runs on the same event loop. Garbage collection and memory allocation
-are tuned as in a run (roll/system/step_memory.py).
+Each session is an agent that requests OpenAI's chat completions (or, with `--api messages`, Anthropic's messages) over
+its own connection, calls a tool in each turn and sends the whole conversation back. The simulated engine answers after
+--seconds with --tokens tokens of the tiny model's tokenizer. The renderer of the `chatml` template renders the prompts
+and extends them from turn to turn. The agents run in a separate process, start evenly spread over the first --seconds,
+and send the next request immediately. The reported latency is the time until the agent has an answer, minus --seconds,
+over all answers except the first of each session. It includes the delay of the engine's timer, which runs on the same
+event loop. Garbage collection and memory allocation are tuned as in a run (roll/system/step_memory.py).
 
 The same agents then call a plain aiohttp server that waits for the same time and sends one fixed answer. The difference
 between the two is due to the gateway. With other work on the machine, both have to wait for the CPU.
@@ -21,8 +21,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Samp
 LOOPBACK = "127.0.0.1"
 CONTEXT_TOKENS = 1 << 20
 REQUEST_SECONDS = 600.0
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "search",
@@ -55,6 +56,53 @@ FIRST = [
     {"role": "user", "content": "Which is it?" * 16},
 ]
 ANSWER = "The document says that it is so. " * 8
+
+
+@dataclass(frozen=True)
+class Api:
+    """How an agent speaks one of the gateway's APIs."""
+
+    path: str
+    asked: Mapping[str, Any]
+    """Keys of a request, apart from its messages."""
+    goes_on: Callable[[Any], list[Any]]
+    """Returns the messages that follow an answer: the policy's, and those with the answers of its calls."""
+    plain: Mapping[str, Any]
+    """The answer of the plain server."""
+
+
+def after_chat(said: Any) -> list[Any]:
+    """See `Api.goes_on`."""
+    message = said["choices"][0]["message"]
+    calls = message["tool_calls"]
+    return [message, *({"role": "tool", "tool_call_id": call["id"], "content": ANSWER} for call in calls)]
+
+
+def after_message(said: Any) -> list[Any]:
+    """See `Api.goes_on`."""
+    calls = [block["id"] for block in said["content"] if block["type"] == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": call, "content": ANSWER} for call in calls]
+    said = {"role": "assistant", "content": said["content"]}
+    return [said, *([{"role": "user", "content": results}] if results else [])]
+
+
+FUNCTION = SCHEMA["function"]
+TOOL = {"name": "search", "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
+TEXT = "so " * 40
+APIS = {
+    "chat": Api(
+        "chat/completions",
+        {"tools": [SCHEMA]},
+        after_chat,
+        {"choices": [{"message": {"role": "assistant", "content": TEXT, "tool_calls": []}}]},
+    ),
+    "messages": Api(
+        "messages",
+        {"tools": [TOOL], "max_tokens": 1 << 20},
+        after_message,
+        {"content": [{"type": "text", "text": TEXT}]},
+    ),
+}
 
 
 class WaitingEngine:
@@ -91,24 +139,22 @@ async def serve(options: argparse.Namespace) -> dict[str, float]:
         found = await measured(gateway.base_url, keys, options)
     paths = {len(session.episode(session.stop, 0.0, "").trajectories) for session in sessions}
     assert paths == {1}, "a session that continues its history has one trajectory"
-    async with plain_server(options.seconds) as base_url:
+    async with plain_server(options.seconds, APIS[options.api]) as base_url:
         plain = await measured(base_url, keys, options)
     return found | {f"plain_{name}": value for name, value in plain.items()}
 
 
 @asynccontextmanager
-async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
+async def plain_server(seconds: float, api: Api) -> AsyncGenerator[str, None]:
     """Run a server that waits and then sends a fixed answer. Yield its base URL."""
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
         await asyncio.sleep(seconds)
-        return web.json_response(
-            {"choices": [{"message": {"role": "assistant", "content": "so " * 40, "tool_calls": []}}]}
-        )
+        return web.json_response(api.plain)
 
     app = web.Application(client_max_size=1 << 26)
-    app.router.add_post("/v1/chat/completions", answer)
+    app.router.add_post(f"/v1/{api.path}", answer)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -120,7 +166,7 @@ async def plain_server(seconds: float) -> AsyncGenerator[str, None]:
 
 async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespace) -> dict[str, float]:
     """Run the agents in their own process and return the figures."""
-    command = (sys.executable, "-m", "benchmarks.gateway", "--agents", base_url)
+    command = (sys.executable, "-m", "benchmarks.gateway", "--agents", base_url, "--api", options.api)
     told = json.dumps({"keys": keys, "turns": options.turns, "seconds": options.seconds}).encode()
     agents = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -136,7 +182,7 @@ async def measured(base_url: str, keys: Sequence[str], options: argparse.Namespa
     return figures(json.loads(said), time.process_time() - cpu, options)
 
 
-async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) -> list[list[float]]:
+async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float, api: Api) -> list[list[float]]:
     """Run the agents. Return the seconds of each answer, by session."""
     connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as client:
@@ -146,18 +192,13 @@ async def ask(base_url: str, keys: Sequence[str], turns: int, seconds: float) ->
             messages: list[Any] = list(FIRST)
             taken = []
             for _ in range(turns):
-                body, began = json.dumps({"messages": messages, "tools": [SCHEMA]}), time.perf_counter()
+                body, began = json.dumps({"messages": messages, **api.asked}), time.perf_counter()
                 headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-                async with client.post(f"{base_url}/chat/completions", data=body, headers=headers) as answer:
+                async with client.post(f"{base_url}/{api.path}", data=body, headers=headers) as answer:
                     said = await answer.read()
                 taken.append(time.perf_counter() - began)
                 assert answer.status == 200, said
-                message = json.loads(said)["choices"][0]["message"]
-                calls = message["tool_calls"]
-                messages += [
-                    message,
-                    *({"role": "tool", "tool_call_id": call["id"], "content": ANSWER} for call in calls),
-                ]
+                messages += api.goes_on(json.loads(said))
             return taken
 
         return await asyncio.gather(*(one(number, key) for number, key in enumerate(keys)))
@@ -181,6 +222,7 @@ def figures(taken: Sequence[Sequence[float]], cpu_seconds: float, options: argpa
 def main() -> int:
     """Measure, print, and write JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--api", choices=APIS, default="chat")
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -191,7 +233,8 @@ def main() -> int:
     if options.agents:
         told = json.load(sys.stdin)
         collect_rarely()
-        json.dump(asyncio.run(ask(options.agents, told["keys"], told["turns"], told["seconds"])), sys.stdout)
+        given = told["keys"], told["turns"], told["seconds"], APIS[options.api]
+        json.dump(asyncio.run(ask(options.agents, *given)), sys.stdout)
         return 0
     with memory_of_steps():
         found = asyncio.run(serve(options))

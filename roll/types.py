@@ -122,6 +122,8 @@ class Completion:
     text: str
     routes: Routes | None = None
     """[C + R, layers, k], routes of the request's context and of the response. None if not requested."""
+    cached_tokens: int = 0
+    """Number of the context's tokens that the engine had in its prefix cache. 0 if it does not say."""
 
 
 NumberedCompletions = Sequence[tuple[int, Completion]]

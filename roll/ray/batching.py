@@ -215,7 +215,8 @@ def _as_tuple(one: Completion) -> tuple[Any, ...]:
     log_probs = None if one.log_probs is None else np.asarray(one.log_probs, np.float32).tobytes()
     travels = int(versions[0]) if is_one_version else versions.tobytes()
     routes = None if one.routes is None else (one.routes.shape, np.asarray(one.routes, np.int16).tobytes())
-    return _put_together, (token_ids.tobytes(), log_probs, travels, one.finish_reason.value, one.text, routes)
+    told = one.finish_reason.value, one.text, routes, one.cached_tokens
+    return _put_together, (token_ids.tobytes(), log_probs, travels, *told)
 
 
 def _put_together(
@@ -225,6 +226,7 @@ def _put_together(
     reason: str,
     text: str,
     routes: tuple[tuple[int, ...], bytes] | None,
+    cached_tokens: int,
 ) -> Completion:
     ids: Ints = np.frombuffer(token_ids, np.int32)
     kept: Floats | None = None if log_probs is None else np.frombuffer(log_probs, np.float32)
@@ -234,7 +236,7 @@ def _put_together(
         of_tokens = np.empty(len(ids), np.int32)
         of_tokens.fill(versions)
     laid = None if routes is None else np.frombuffer(routes[1], np.int16).reshape(routes[0])
-    return Completion(ids, kept, of_tokens, REASONS[reason], text, laid)
+    return Completion(ids, kept, of_tokens, REASONS[reason], text, laid, cached_tokens)
 
 
 LINGER = 0.02

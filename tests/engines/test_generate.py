@@ -245,6 +245,20 @@ def test_weight_sync_invalidates_cached_prefix(engine: Running, small_model: Pat
             )
 
 
+def test_cached_tokens_are_those_that_are_not_computed(engine: Running) -> None:
+    prompt, found = np.arange(700, dtype=np.int32) % 90, []
+    for _ in range(2):
+        engine.wait(engine.engine.activity())
+        [[completion]] = engine.generate([prompt], Sampling(2))
+        computed = engine.wait(engine.engine.activity()).prefilled_tokens
+        found.append((completion.cached_tokens, computed))
+    if isinstance(engine.engine, HfGenerate | VllmServer):
+        assert found == [(0, len(prompt))] * 2
+    else:
+        assert found[0][0] == 0 and found[1][0] > len(prompt) / 2
+        assert [cached + computed for cached, computed in found] == [len(prompt)] * 2
+
+
 def test_every_token_knows_the_version_that_sampled_it(engine: Running, small_model: Path) -> None:
     prompt = PROMPTS[1]
     before, completions, old = generate_across_an_update(engine, small_model, prompt, 20)

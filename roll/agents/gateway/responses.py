@@ -104,7 +104,7 @@ def response_body(answer: PolicyAnswer, model: str, body: Mapping[str, Any]) -> 
     """Return the body of a complete response. If the response is streamed, its last event contains this body."""
     usage = {
         "input_tokens": answer.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
         "output_tokens": answer.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,

@@ -90,10 +90,15 @@ def chat_chunks(answer: PolicyAnswer, model: str, with_usage: bool) -> Iterator[
         yield {**head, "choices": [], "usage": usage(answer)}
 
 
-def usage(answer: PolicyAnswer) -> dict[str, int]:
+def usage(answer: PolicyAnswer) -> dict[str, Any]:
     """Return the token counts of an answer."""
     total = answer.prompt_tokens + answer.completion_tokens
-    return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens, "total_tokens": total}
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": total,
+    }
 
 
 def _calls(answer: PolicyAnswer) -> list[Mapping[str, Any]]:

@@ -416,7 +416,8 @@ class AgentSession:
         else:
             self.stop = self._why(completion, most, room)
         counts = len(opening.context), len(completion.token_ids)
-        return replace(self._answer(message, finish_of(completion, message), *counts), stop_text=stop_text)
+        answer = self._answer(message, finish_of(completion, message), *counts)
+        return replace(answer, stop_text=stop_text, cached_tokens=completion.cached_tokens)
 
     def _why(self, completion: Completion, most: int, room: int) -> StopReason:
         """Return why the episode ends if this is its last answer. A cut at the agent's `max_tokens` is complete."""

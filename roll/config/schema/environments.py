@@ -19,8 +19,8 @@ class AgentConfig(StrictConfig):
 
     command: tuple[str, ...] | None = Field(
         None,
-        description="The command and its arguments. It gets `OPENAI_BASE_URL` and `OPENAI_API_KEY` as environment "
-        "variables, and the row as JSON on stdin.",
+        description="The command and its arguments. It gets `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` "
+        "and `ANTHROPIC_API_KEY` as environment variables, and the row as JSON on stdin.",
     )
     function: str | None = Field(
         None,
@@ -47,7 +47,8 @@ class McpServerConfig(StrictConfig):
 class GatewayConfig(StrictConfig):
     """The gateway.
 
-    It is an HTTP server through which external agents reach the policy, with OpenAI's chat completions and responses.
+    It is an HTTP server through which external agents reach the policy, with OpenAI's chat completions and responses,
+    and Anthropic's messages.
     """
 
     host: str = Field("127.0.0.1", description="Address to listen on. The default is reachable from this machine only.")

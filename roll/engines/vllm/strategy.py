@@ -265,8 +265,8 @@ class VllmGenerate:
 
     async def _sample(
         self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None
-    ) -> tuple[int, CompletionOutput]:
-        """Generate one sample, and return its number and the engine's final output."""
+    ) -> tuple[int, CompletionOutput, int]:
+        """Generate one sample. Return its number, the engine's final output, and how many tokens were cached."""
         own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
         own.seed = None if seed is None else seed + number
         await self._may_generate.wait()
@@ -278,19 +278,22 @@ class VllmGenerate:
                 output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)
             ]
         [sample] = final.outputs
-        return number, sample
+        return number, sample, final.num_cached_tokens or 0
 
     async def _completions(
-        self, ended: Sequence[tuple[int, CompletionOutput]], sampling: Sampling
+        self, ended: Sequence[tuple[int, CompletionOutput, int]], sampling: Sampling
     ) -> NumberedCompletions:
-        token_ids = [sampling.without_stop_token(list(sample.token_ids)) for _, sample in ended]
+        token_ids = [sampling.without_stop_token(list(sample.token_ids)) for _, sample, _ in ended]
         # Decode in a thread, because the event loop must keep feeding the engine. The tokenizer releases the GIL.
         texts = await asyncio.to_thread(self._texts.several, token_ids)
         texts = [sampling.without_end_text(text) for text in texts]
         returns = self._settings.returns_routes
         return [
-            (number, replace(completion(sample, text), routes=routes_of(sample) if returns else None))
-            for (number, sample), text in zip(ended, texts, strict=True)
+            (
+                number,
+                replace(completion(sample, text), routes=routes_of(sample) if returns else None, cached_tokens=cached),
+            )
+            for (number, sample, cached), text in zip(ended, texts, strict=True)
         ]
 
     async def pause(self) -> None:

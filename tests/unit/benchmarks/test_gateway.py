@@ -11,13 +11,13 @@ from benchmarks import gateway
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("api", gateway.APIS)
 def test_all_answers_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "gateway.json"
-    monkeypatch.setattr(
-        "sys.argv", ["gateway.py", "--sessions", "3", "--turns", "2", "--seconds", "0.1", "--json", str(file)]
-    )
+    given = ["--api", api, "--sessions", "3", "--turns", "2", "--seconds", "0.1", "--json", str(file)]
+    monkeypatch.setattr("sys.argv", ["gateway.py", *given])
     assert gateway.main() == 0
     found = json.loads(file.read_text())
     assert found["requests"] == 6 and found["plain_requests"] == 6

@@ -11,6 +11,7 @@ from roll.agents.environments.base import Step
 from roll.agents.gateway.agent import MOST_OUTPUT, command_for
 from roll.agents.gateway.episodes import GRACE_SECONDS
 from roll.agents.gateway.server import BODY_SECONDS
+from roll.agents.gateway.session import ABANDONED_SECONDS
 from roll.config.schema.environments import EnvironmentConfig
 from roll.runs.rlvr.environment_trial import agent_faults
 from tests import limits
@@ -23,16 +24,18 @@ from tests.unit.rollout.playing import Engine, World, Worlds
 PAGE = "docs/agents.md"
 
 
-def test_the_agent_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", ["my_agent", "my_other_agent"])
+def test_the_agent_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    [code] = [block for block in blocks(PAGE) if block.option("file")]
-    (tmp_path / str(code.option("file"))).write_text(code.text, encoding="utf-8")
+    [code] = [block for block in blocks(PAGE) if block.option("file") == f"{module}.py"]
+    (tmp_path / f"{module}.py").write_text(code.text, encoding="utf-8")
     [keys] = [
         found
         for block in blocks(PAGE)
         if "agent:" in block.text and (found := yaml.safe_load(block.text)["environments"])
     ]
-    section = EnvironmentConfig.model_validate(keys["calculator"])
+    section = EnvironmentConfig.model_validate({**keys["calculator"], "agent": {"function": f"{module}:play"}})
+    assert keys["calculator"]["agent"] == {"function": "my_agent:play"}
     assert not list(agent_faults({"calculator": section}, limits.START)) and section.agent is not None
     says, world = iter(["I think 7", "7, sure"]), World([Step(reward=1.0, done=True)])
     engine = Engine(lambda _: next(says), takes=0)
@@ -48,4 +51,5 @@ def test_the_page_has_the_bounds_as_they_are() -> None:
         f"{MOST_OUTPUT >> 20} MiB of output" in text
         and f"arrive within {BODY_SECONDS:g} s" in text
         and f"has {GRACE_SECONDS:g} s to exit" in text
+        and f"sampled for another {ABANDONED_SECONDS:g} s" in text
     )

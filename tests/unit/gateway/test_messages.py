@@ -183,6 +183,21 @@ def test_thinking_is_shown_as_asked_and_stays_in_context(stream: bool, thinking:
     run(work())
 
 
+def test_every_api_tells_the_cached_tokens() -> None:
+    async def work() -> None:
+        async with served(Engine(turns(), takes=0, cached=16)) as one, client_of(one) as client:
+            for stream in (False, True):
+                usage = (await asked(client, stream)).usage
+                assert (usage.input_tokens, usage.cache_read_input_tokens) == (2, 16), "they add up to the whole input"
+            chat = (await one.client.chat.completions.create(model="m", messages=[USER])).usage
+            response = (await one.client.responses.create(model="m", input="go")).usage
+            assert chat is not None and chat.prompt_tokens_details is not None and response is not None
+            assert chat.prompt_tokens == response.input_tokens == 18
+            assert chat.prompt_tokens_details.cached_tokens == response.input_tokens_details.cached_tokens == 16
+
+    run(work())
+
+
 def test_policy_reads_system_texts_and_failed_results() -> None:
     async def work() -> None:
         async with served(quick()) as one, client_of(one) as client:

@@ -137,5 +137,5 @@ def test_vllm_keeps_the_marks() -> None:
     engine._texts = ResponseTexts(tokenizer)
     ids = ids_of(tokenizer, f"[THINK]No[/THINK]Yes{END}")
     sample = SimpleNamespace(token_ids=ids, weight_versions=(), logprobs=None, finish_reason="stop")
-    [(_, completion)] = asyncio.run(engine._completions([(0, cast(Any, sample))], Sampling(20)))
+    [(_, completion)] = asyncio.run(engine._completions([(0, cast(Any, sample), 0)], Sampling(20)))
     assert completion.text == "[THINK]No[/THINK]Yes"

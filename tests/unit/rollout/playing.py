@@ -96,6 +96,8 @@ class Engine:
     takes: float = 1.0
     aborts: bool = False
     requests: list[Request] = field(default_factory=list)
+    cached: int = 0
+    """Number of cached tokens that each answer tells."""
     cancelled: int = 0
     """Number of requests that were cancelled before they were answered."""
 
@@ -117,14 +119,8 @@ class Engine:
             else FinishReason.LENGTH
         )
         log_probs = -ids.astype(np.float32) if sampling.log_probs else None
-        yield [
-            (
-                0,
-                Completion(
-                    ids, log_probs, np.full(len(ids), self.version, np.int32), reason, text(ids).removesuffix("|")
-                ),
-            )
-        ]
+        versions, said = np.full(len(ids), self.version, np.int32), text(ids).removesuffix("|")
+        yield [(0, Completion(ids, log_probs, versions, reason, said, cached_tokens=self.cached))]
         self.version += 1
 
 

@@ -28,6 +28,7 @@ def completions(draw: st.DrawFn) -> Completion:
         draw(st.sampled_from(FinishReason)),
         draw(TEXTS),
         np.arange(len(tokens) * 6, dtype=np.int16).reshape(-1, 3, 2) if draw(st.booleans()) else None,
+        draw(st.integers(0, 9)),
     )
 
 
@@ -44,9 +45,8 @@ def test_completions_arrive_as_they_were(sent: list[Completion]) -> None:
     for one, other in zip(sent, arrived, strict=True):
         assert same(one.token_ids, other.token_ids) and same(one.log_probs, other.log_probs)
         assert same(one.policy_versions, other.policy_versions) and same(one.routes, other.routes)
-        assert (one.text, one.finish_reason) == (other.text, other.finish_reason) and isinstance(
-            other.finish_reason, FinishReason
-        )
+        assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+        assert one.cached_tokens == other.cached_tokens and isinstance(other.finish_reason, FinishReason)
 
 
 @given(
