@@ -6,6 +6,7 @@ P is the teacher's distribution over the vocabulary and Q the student's. Both ar
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,7 +42,7 @@ class Divergence:
             return _kl(p, q)
         if self.kind == "reverse_kl":
             return _kl(q, p)
-        mixture = torch.logaddexp(p + torch.tensor(self.beta).log(), q + torch.tensor(1 - self.beta).log())
+        mixture = torch.logaddexp(p + math.log(self.beta), q + math.log(1 - self.beta))
         return self.beta * _kl(p, mixture) + (1 - self.beta) * _kl(q, mixture)
 
 
