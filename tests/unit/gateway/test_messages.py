@@ -169,7 +169,7 @@ def test_stop_reason_and_usage(stream: bool, keys: dict[str, Any], reason: str, 
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking_is_shown_as_asked_and_stays_in_context(stream: bool, thinking: Any, shown: list[str]) -> None:
+def test_thinking_is_shown_as_asked_and_kept(stream: bool, thinking: Any, shown: list[str]) -> None:
     async def work() -> None:
         async with served(scripted("why~so", "then~on"), chat=Thinking()) as one, client_of(one) as client:
             keys = {} if thinking is None else {"thinking": thinking}
