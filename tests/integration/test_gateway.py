@@ -1,4 +1,4 @@
-"""A third-party agent, written with OpenAI's client, does the calculator task with the real engine."""
+"""A third-party agent, written with OpenAI's and Anthropic's clients, does the calculator task with the real engine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ AGENT = """
 import json
 import sys
 
+from anthropic import Anthropic
 from openai import OpenAI
 
 row = json.load(sys.stdin)
-client, messages = OpenAI(), row["messages"]
+messages = row["messages"]
 if row["seed"] % 3 == 0:
     sys.exit("this task is not for me")
-for turn in range(3):
+
+
+def result(text):
+    left, right = text.split("*")
+    return str(int(left) * int(right))
+
+
+def openai_turn(turn, client=OpenAI()):
     if turn % 2:
         with client.chat.completions.stream(model="policy", messages=messages, tools=row["tools"]) as stream:
             message = stream.get_final_completion().choices[0].message
@@ -34,9 +42,33 @@ for turn in range(3):
         tools=row["tools"]).choices[0].message
     messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
     for call in message.tool_calls or ():
-        left, right = json.loads(call.function.arguments)["x"].split("*")
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": str(int(left) * int(right))})
-    if not message.tool_calls:
+        answer = result(json.loads(call.function.arguments)["x"])
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": answer})
+    return message.tool_calls
+
+
+def anthropic_turn(turn, client=Anthropic()):
+    tools = [one["function"] for one in row["tools"]]
+    renamed = {"name": "name", "description": "description", "input_schema": "parameters"}
+    tools = [{new: one[old] for new, old in renamed.items()} for one in tools]
+    keys = {"model": "policy", "messages": messages, "tools": tools}
+    count = client.messages.count_tokens(**keys).input_tokens
+    with client.messages.stream(max_tokens=512, **keys) as stream:
+        message = stream.get_final_message() if turn % 2 else None
+    if message is None:  # the stream was cut
+        message = client.messages.create(max_tokens=512, **keys)
+    read = message.usage.input_tokens + message.usage.cache_read_input_tokens
+    with open("answers", "a") as file:
+        print(json.dumps([turn, message.stop_reason, count, read]), file=file)
+    messages.append({"role": "assistant", "content": message.content})
+    calls = [block for block in message.content if block.type == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": one.id, "content": result(one.input["x"])} for one in calls]
+    messages.append({"role": "user", "content": results})
+    return calls
+
+
+for turn in range(3):
+    if not (openai_turn if row["seed"] % 2 else anthropic_turn)(turn):
         break
 """
 
@@ -61,7 +93,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-def test_openai_client_agent_trains_on_engine_tokens(agents: World, leaves_nothing: Callable[[], None]) -> None:
+def test_agent_of_both_clients_trains_on_engine_tokens(agents: World, leaves_nothing: Callable[[], None]) -> None:
     outcome = agents.run(
         *(
             "--config-name",
@@ -93,6 +125,11 @@ def test_openai_client_agent_trains_on_engine_tokens(agents: World, leaves_nothi
     assert several, "some episodes call the tool and continue after its answer"
     for segments in several:
         assert [segment["role"] for segment in segments] == ["environment", "assistant"] * (len(segments) // 2)
+    answers = [json.loads(line) for line in (agents.folder / "answers").read_text().splitlines()]
+    assert {"tool_use", "end_turn"} <= {reason for _, reason, _, _ in answers} and {0, 1} <= {
+        turn for turn, *_ in answers
+    }
+    assert all(count == read for *_, count, read in answers), "what is counted is what the engine reads"
 
 
 def test_unstartable_agent_is_refused_before_start(agents: World) -> None:
