@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from roll.config.derived.placement import is_trainer_side
 from roll.config.derived.trackers import chosen_trackers
 from roll.config.load.env_file import secrets_of
 from roll.config.plan.plan import Plan
@@ -40,7 +41,7 @@ from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
 from roll.runs.checkpoint.store import CHECKPOINTS, CheckpointStore
 from roll.runs.checkpointer import CONFIG_FILE, EXPORT_MARK, Checkpointer
-from roll.runs.early_processes import early_groups, is_trainer_side
+from roll.runs.early_processes import early_groups
 from roll.runs.ending import RunEnding
 from roll.runs.hosts import check_hosts
 from roll.runs.hub import check_upload, upload
@@ -277,13 +278,16 @@ def prepare_run(config: Config) -> PreparedRun:
         import datasets
 
         from roll.runs.offline import wiring as offline
+        from roll.runs.rlvr import replay
         from roll.runs.rlvr import wiring as rlvr
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     match config:
-        case RlvrConfig():
+        case RlvrConfig(replay_from=None):
             return rlvr.prepare_rlvr(config)
+        case RlvrConfig():
+            return replay.prepare_replay(config)
         case SftConfig():
             return offline.prepare_sft(config)
         case DpoConfig():

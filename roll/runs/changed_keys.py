@@ -135,6 +135,7 @@ RUN_ONLY = (
         "track_with",
         "tracker_kwargs",
         "tracker_kwargs.*",
+        "keep_rollouts",
     ),
     *(
         "num_gpus_per_node",

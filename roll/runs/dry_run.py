@@ -58,6 +58,8 @@ def try_dry_run(config: Config) -> list[str]:
         ConfigError: an environment, a tool or an agent cannot be used.
         BadInput: both.
     """
+    if isinstance(config, RlvrConfig) and config.replay_from is not None:
+        return []  # a replay reads neither rows nor environments
     lines, bad_rows = list[str](), list[Fault]()
     for place, data_args in data_sets(config).items():
         tried, faults = _try_rows(data_args, row_reader(config, data_args))
