@@ -62,6 +62,7 @@ from roll.tracking.life import TICK, ActivityDisplay
 from roll.tracking.logs import RunLog
 from roll.tracking.report.live import LiveReport
 from roll.tracking.report.write import REPORT_FILE
+from roll.tracking.trace import TRACE_FILE, Trace
 from roll.tracking.trackers import open_named
 
 if TYPE_CHECKING:
@@ -192,7 +193,8 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
             tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
             _say_resumed(checkpointer, changed)
             stack.enter_context(memory_of_steps())
-            context = RunContext(plan, session, checkpointer, tracker)
+            trace = Trace(folder / TRACE_FILE, config.trace_steps, checkpointer.resumed_step)
+            context = RunContext(plan, session, checkpointer, tracker, trace=trace)
             reopen = partial(_reopened, stack, config, steps, life)
             run_in_loop(partial(_run, config, prepared.loop, context, early, interrupt, life, reopen))
         finish_upload(mirror, interrupt.interruptible, life.driver)

@@ -136,6 +136,7 @@ RUN_ONLY = (
         "tracker_kwargs",
         "tracker_kwargs.*",
         "keep_rollouts",
+        "trace_steps",
     ),
     *(
         "num_gpus_per_node",

@@ -1,4 +1,4 @@
-"""Whole runs that keep their rollouts, resume, and are replayed without engines."""
+"""Whole runs that keep their rollouts, resume, and are replayed without engines; and the trace of a run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from tests.integration.conftest import TIMED, World
 from tests.integration.test_agents import agent
+from tests.unit.tracking.test_trace import assert_spans_nest, spans_of
 
 pytestmark = pytest.mark.engines
 STEPS = 3
@@ -19,8 +20,8 @@ SMALL = (f"max_steps={STEPS}", "save_steps=2", "deterministic=true")
 
 @pytest.fixture(scope="module")
 def kept(world: World) -> str:
-    """Make a run that keeps its rollouts, and return its name."""
-    outcome = world.run(*world.rlvr("kept", *SMALL, "keep_rollouts=true"))
+    """Make a run that keeps its rollouts and traces two steps, and return its name."""
+    outcome = world.run(*world.rlvr("kept", *SMALL, "keep_rollouts=true", "trace_steps=2"))
     assert outcome.status == 0, outcome.output
     return "kept"
 
@@ -105,3 +106,31 @@ def test_replayed_episodes_need_no_environment(world: World) -> None:
         assert without_times(again) == expected
     segments = [path["segments"] for row in rollouts(world.folder / "acted") for path in row["trajectories"]]
     assert max(map(len, segments)) == 4
+
+
+def test_trace_has_engines_rewards_and_steps(world: World, kept: str) -> None:
+    path = world.folder / kept / "trace.json"
+    assert_spans_nest(path)
+    names = {
+        event["pid"]: event["args"]["name"]
+        for event in json.loads(path.read_text())["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    spans = spans_of(path)
+    assert set(names.values()) == {"driver", "actor_infer rank 0", "rewards.arithmetic"}
+    lines = {f"step {line['step']}": line for line in world.metrics(kept)}
+    steps = [span for span in spans if span["name"].startswith("step ")]
+    assert [span["name"] for span in steps] == ["step 1", "step 2"]
+    for step in steps:
+        end = step["ts"] + step["dur"]
+        own = [span for span in spans if span is not step and step["ts"] <= span["ts"] and span["ts"] < end]
+        driver = {span["name"]: span["dur"] for span in own if names[span["pid"]] == "driver"}
+        line = lines[step["name"]]
+        assert step["dur"] == pytest.approx(line["time/step"] * 1e6, abs=2)
+        for part in ("reference", "train", "weight_sync", "keep_rollouts"):
+            assert driver[part] == pytest.approx(line[f"time/{part}"] * 1e6, abs=4)
+        requests = [span for span in own if span["name"] == "generate"]
+        assert sum(span["args"]["samples"] for span in requests) == 16 * 8
+        assert sum(span["args"]["responses"] for span in own if span["name"] == "score") == 16 * 8
+        [rollout] = [span for span in own if span["name"] == "rollout"]
+        assert all(rollout["ts"] <= one["ts"] + one["dur"] <= rollout["ts"] + rollout["dur"] for one in requests)

@@ -239,7 +239,8 @@ async def _loop(
     sampling = training_sampling(config, inputs.end)
     learners = learners_of(config, context.plan, roles, sampling.temperature, inputs.end)
     actor_infer, models = roles.actor_infer(config), inputs.models_of(roles)
-    rewards = reported(config, roles.rewards(config, models), context.plan, context.tracker)
+    actor_infer.span = context.trace.span
+    rewards = reported(config, roles.rewards(config, models), context.plan, context.tracker, context.trace.span)
     playing = EpisodeParts(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     meter, environments = meter_of(roles, context, sharing), playing and playing.environments
