@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,14 +18,20 @@ import pytest
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import plan_text
 from roll.config.schema.rlvr import RlvrConfig
-from roll.errors import ConfigError
+from roll.data.chat import NO_END
+from roll.errors import ConfigError, RollError
 from roll.models.load import load_tokenizer
-from roll.rollout.kept import Origin, RolloutFiles, step_file
-from roll.runs.rlvr.replay import kept_steps, token_faults
+from roll.rollout.kept import KeptRollouts, Origin, RolloutFiles, step_file
+from roll.rollout.scheduler import RolloutScheduler
+from roll.runs.position import Position
+from roll.runs.rlvr.loop import train_rlvr
+from roll.runs.rlvr.replay import ReplayInputs, _loop, kept_steps, token_faults
 from roll.runs.role_models import vocabulary_digest
-from roll.types import RolloutGroup
+from roll.types import Episode, Prompt, RewardOutcome, RolloutGroup
 from tests.faults import assert_fault, coded
-from tests.unit.rollout.build import make_episode, make_group
+from tests.unit.pipeline.test_loop import Parts, wired
+from tests.unit.rollout.build import make_episode, make_group, make_prompt
+from tests.unit.rollout.test_stored import plain
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1.0, "repetition_penalty": 1.0}
 ORIGIN = Origin("vocabulary", SAMPLING, 10, "10 rows")
@@ -128,6 +136,97 @@ def test_plan_has_trainers_side_alone(config: Callable[..., RlvrConfig], tmp_pat
     assert list(plan.roles) == ["actor_train", "reference"]
     [line] = [line for line in plan_text(replay, plan).splitlines() if line.startswith("Generation: none")]
     assert str(tmp_path) in line
+
+
+class Drawn:
+    """Draws prompts, and samples two responses of random length, tokens and reward to each."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def draw(self, count: int) -> list[Prompt]:
+        self._drawn += count
+        return [make_prompt(number, [5, 6, number + 1]) for number in range(self._drawn - count, self._drawn)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+        numbers = np.random.default_rng(prompt.prompt_id)
+
+        def episode() -> Episode:
+            tokens, log_probs = numbers.integers(1, 99, 4), numbers.normal(size=4)
+            one = make_episode(tokens.tolist(), float(numbers.random()), log_probs=log_probs.tolist())
+            return replace(one, reward=replace(one.reward, parts={"half": one.reward.value / 2}))
+
+        return make_group(prompt.prompt_id, [episode() for _ in range(2)], prompt.token_ids.tolist())
+
+
+def trained_on(scheduler: RolloutScheduler, files: RolloutFiles | None) -> Parts:
+    """Return the parts of a loop of three steps that takes its groups from a scheduler."""
+    parts = Parts()
+
+    async def run() -> None:
+        async with aclosing(scheduler):
+            changes = {"scheduler": scheduler, "rollouts": files, "max_steps": 3}
+            await train_rlvr(wired(parts, **changes), Position(0, 0))
+
+    asyncio.run(run())
+    return parts
+
+
+def test_replay_trains_on_same_batches(tmp_path: Path) -> None:
+    drawn = cast(Any, Drawn())
+    first = trained_on(RolloutScheduler(drawn, drawn, 4, 1.0, 7, window=8), RolloutFiles(tmp_path, ORIGIN))
+    kept = KeptRollouts(tmp_path, 4)
+    again = trained_on(RolloutScheduler(kept, kept, 4, 0.0, None), None)
+    assert len(first.batches) == len(again.batches) == 3
+    for before, after in zip(first.batches, again.batches, strict=True):
+        assert plain(after) == plain(before)
+    assert again.calls == first.calls
+    assert len({str(plain(batch)) for batch in first.batches}) == 3
+
+
+def test_step_without_verdict_is_kept(tmp_path: Path) -> None:
+    class Unscored(Drawn):
+        async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+            lost = make_episode([3], outcome=RewardOutcome.CRASHED, note="it broke")
+            return make_group(prompt.prompt_id, [lost, lost])
+
+    drawn = cast(Any, Unscored())
+    with pytest.raises(RollError, match="it broke"):
+        trained_on(RolloutScheduler(drawn, drawn, 2, 0.0, 7), RolloutFiles(tmp_path, ORIGIN))
+    assert KeptRollouts(tmp_path, 2).facts(1).groups == 2
+
+
+class Requested(Exception):
+    """Ends the loop once all roles are requested."""
+
+
+class TrainersRoles:
+    """Stands in for `Roles` where only the trainer's side may be requested."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def actor_train(self, name: str, *_: object) -> None:
+        self.names.append(name)
+
+    def reference(self, *_: object) -> None:
+        self.names.append("reference")
+
+    async def start(self) -> None:
+        raise Requested
+
+
+def test_replay_requests_trainers_side_alone(config: Callable[..., RlvrConfig], tmp_path: Path) -> None:
+    write(tmp_path, groups(), groups())
+    replay, roles = config(), TrainersRoles()
+    inputs = ReplayInputs(kept_steps(replay)[0], NO_END, None, ())
+    context = cast(Any, SimpleNamespace(plan=make_plan(replay)))
+    with pytest.raises(Requested):
+        asyncio.run(_loop(replay, inputs, cast(Any, roles), context, cast(Any, None)))
+    assert roles.names == ["actor_train", "reference"]
 
 
 def test_vocabulary_digest_follows_tokens_and_ids(tiny_model: Path) -> None:
