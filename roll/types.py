@@ -236,6 +236,10 @@ class RolloutGroup:
     episodes: Sequence[Episode]
     baseline: Episode | None = None
     """The greedy response, which serves as a baseline and is not trained on. None if the estimator does not need it."""
+    began: float | None = field(default=None, compare=False)
+    """When its sampling began, in Unix seconds. None for a group from a checkpoint."""
+    ended: float | None = field(default=None, compare=False)
+    """When all of its attempts were scored, in Unix seconds."""
 
 
 @dataclass(frozen=True)

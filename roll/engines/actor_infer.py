@@ -9,7 +9,7 @@ import asyncio
 from bisect import insort
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -24,6 +24,15 @@ from roll.types import Ints, Metrics, NumberedCompletions, Sampling, Session
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route
+
+Span = Callable[..., AbstractContextManager[None]]
+"""Records what is done within the context that it returns, given the process and a name; see `Trace.span`."""
+
+
+def unrecorded(process: str, name: str, **facts: object) -> AbstractContextManager[None]:
+    """Record nothing."""
+    return nullcontext()
+
 
 ABANDON_SECONDS = 60.0
 """Deadline in seconds for an engine to close an update that the trainer cannot complete. One bucket may be in progress.
@@ -84,6 +93,8 @@ class ActorInfer:
         self._open: set[_Request] = set()
         self._waiting: deque[_Request] = deque()
         self._homes: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # the engine of each session's last request
+        self.span: Span = unrecorded
+        """Records each request of an engine."""
         self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed, answers)
 
     async def generate(
@@ -141,12 +152,18 @@ class ActorInfer:
             if request.session:
                 self._homes[request.session] = engine
             share = _Share(request, engine, self.pool.process(engine), together[0], set(together[:count]))
-            task = asyncio.create_task(self._run(share))
+            task = asyncio.create_task(self._recorded(share))
             task.add_done_callback(partial(self._leave, share))
             request.tasks.append(task)
             del request.waiting[:count]
             if not request.waiting:
                 self._waiting.popleft()
+
+    async def _recorded(self, share: _Share) -> None:
+        request = share.request
+        facts = {"request": request.number, "samples": len(share.left), "context": len(request.token_ids)}
+        with self.span(f"{self._group.role} rank {share.engine}", "generate", **facts):
+            await self._run(share)
 
     async def _run(self, share: _Share) -> None:
         """Generate some samples of a request on an engine. If it dies or is late once, queue the unfinished ones."""

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import datasets
 
 import roll
+from roll.config.derived.placement import is_trainer_side
 from roll.config.load.env_file import secrets_of
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.secrets import redacted
@@ -24,7 +25,6 @@ from roll.export.__main__ import export
 from roll.ray.cluster import ClusterSession, cluster
 from roll.rewards.passing import Bars, bar_text
 from roll.runs.assemble import show_activity
-from roll.runs.early_processes import is_trainer_side
 from roll.runs.interrupt import Interrupt
 from roll.runs.rlvr.held_out import HeldOutInputs, held_out_groups, prepare_held_out
 from roll.runs.roles import Roles

@@ -31,8 +31,9 @@ import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Protocol
@@ -364,7 +365,7 @@ class RolloutScheduler:
                 group = self._restored(ordinal, prompt)
                 if group is None:
                     seed = None if self._seed is None else prompt_seed(self._seed, TRAINING, prompt.prompt_id)
-                    group = asyncio.create_task(self._sampler.sample(prompt, seed))
+                    group = asyncio.create_task(self._sampled(prompt, seed))
                 group.add_done_callback(self._announce_finished)
                 self._in_flight[ordinal] = _InFlight(position, group)
             for group in self._without_failed(await self._finished(wanted)):
@@ -374,6 +375,12 @@ class RolloutScheduler:
             self._count_dropped(kept, dropped, filling)
         self._window.next_step()
         return kept + filling
+
+    async def _sampled(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
+        """Return the group of a prompt, with the times at which its sampling began and ended."""
+        began = time.time()
+        group = await self._sampler.sample(prompt, seed)
+        return group if group.ended is not None else replace(group, began=began, ended=time.time())
 
     def _count_dropped(
         self, kept: Sequence[RolloutGroup], dropped: Sequence[RolloutGroup], filling: Sequence[RolloutGroup]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from roll.config.derived.placement import is_trainer_side
 from roll.config.derived.trackers import chosen_trackers
 from roll.config.load.env_file import secrets_of
 from roll.config.plan.plan import Plan
@@ -40,7 +41,7 @@ from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.changed_keys import Change, change_faults, recorded
 from roll.runs.checkpoint.store import CHECKPOINTS, CheckpointStore
 from roll.runs.checkpointer import CONFIG_FILE, EXPORT_MARK, Checkpointer
-from roll.runs.early_processes import early_groups, is_trainer_side
+from roll.runs.early_processes import early_groups
 from roll.runs.ending import RunEnding
 from roll.runs.hosts import check_hosts
 from roll.runs.hub import check_upload, upload
@@ -61,6 +62,7 @@ from roll.tracking.life import TICK, ActivityDisplay
 from roll.tracking.logs import RunLog
 from roll.tracking.report.live import LiveReport
 from roll.tracking.report.write import REPORT_FILE
+from roll.tracking.trace import TRACE_FILE, Trace
 from roll.tracking.trackers import open_named
 
 if TYPE_CHECKING:
@@ -191,7 +193,8 @@ def run_experiment(config: Config, plan: Plan, life: ActivityDisplay) -> None:
             tracker = stack.enter_context(open_trackers(config, checkpointer.resumed_step, steps, life))
             _say_resumed(checkpointer, changed)
             stack.enter_context(memory_of_steps())
-            context = RunContext(plan, session, checkpointer, tracker)
+            trace = Trace(folder / TRACE_FILE, config.trace_steps, checkpointer.resumed_step)
+            context = RunContext(plan, session, checkpointer, tracker, trace=trace)
             reopen = partial(_reopened, stack, config, steps, life)
             run_in_loop(partial(_run, config, prepared.loop, context, early, interrupt, life, reopen))
         finish_upload(mirror, interrupt.interruptible, life.driver)
@@ -277,13 +280,16 @@ def prepare_run(config: Config) -> PreparedRun:
         import datasets
 
         from roll.runs.offline import wiring as offline
+        from roll.runs.rlvr import replay
         from roll.runs.rlvr import wiring as rlvr
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     match config:
-        case RlvrConfig():
+        case RlvrConfig(replay_from=None):
             return rlvr.prepare_rlvr(config)
+        case RlvrConfig():
+            return replay.prepare_replay(config)
         case SftConfig():
             return offline.prepare_sft(config)
         case DpoConfig():

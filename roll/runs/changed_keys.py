@@ -135,6 +135,8 @@ RUN_ONLY = (
         "track_with",
         "tracker_kwargs",
         "tracker_kwargs.*",
+        "keep_rollouts",
+        "trace_steps",
     ),
     *(
         "num_gpus_per_node",

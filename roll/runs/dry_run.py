@@ -60,6 +60,8 @@ def try_dry_run(config: Config) -> list[str]:
         ConfigError: an environment, a tool or an agent cannot be used.
         BadInput: both.
     """
+    if isinstance(config, RlvrConfig) and config.replay_from is not None:
+        return []  # a replay reads neither rows nor environments
     lines, bad_rows = try_rows(config, data_sets(config))
     unfit = _environment_faults(config) if isinstance(config, RlvrConfig) and config.environments else []
     if bad_rows or unfit:

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.derived.domains import ENVIRONMENTS
-from roll.config.derived.fixed_roles import PREFIX
-from roll.config.derived.placement import model_roles
+from roll.config.derived.placement import is_trainer_side, model_roles
 from roll.config.plan.plan import Plan
 from roll.config.schema.backend import EngineMemory
 from roll.config.schema.pipelines import Config
@@ -61,11 +59,6 @@ def new_group(
     places = worker_placements(role, config.num_gpus_per_node, environment, cpu_ranks, session.places)
     record = session.shared_memory / f"{name}{RECORD}"
     return WorkerGroup[Any](name, places, session.logs, record, blocking, role.replica_size, session.places)
-
-
-def is_trainer_side(role: str) -> bool:
-    """Return whether a role is trained or serves training; others generate, reward or run environments."""
-    return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
 
 
 def worker_environment(plan: Plan, config: ExperimentConfig, own: Mapping[str, str]) -> dict[str, str]:

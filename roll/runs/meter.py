@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain, count
 
 from roll.ray.device_sharing import DeviceSharing, run_together
 from roll.ray.group import WorkerGroup
 from roll.runs.roles import Roles
 from roll.runs.run_context import RunContext
+from roll.tracking.life import DRIVER
+from roll.tracking.trace import Trace
 from roll.types import Metrics
+
+OF_DEVICES = ("onload", "pause")
+"""Parts of `DevicePhases`, which may begin while another part is measured that ends before them."""
 
 
 class Stopwatch:
@@ -20,9 +26,10 @@ class Stopwatch:
     The seconds of a nested part are not counted in the part around it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[str, float, float], None] | None = None) -> None:
+        """`heard` is called with each part that has ended, its begin and its end, by `time.perf_counter` in seconds."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._inner = 0.0
+        self._inner, self._heard = 0.0, heard
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
@@ -30,9 +37,12 @@ class Stopwatch:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - start
+            end = time.perf_counter()
+            seconds = end - start
             self._seconds[part] += seconds - self._inner
             self._inner = outer + seconds
+            if self._heard:
+                self._heard(part, start, end)
 
     def reset(self) -> Metrics:
         """Return the seconds of each part since the last call, as metrics `time/<part>`, and start again at 0."""
@@ -45,7 +55,13 @@ class Meter:
     """Times the parts of a step, and computes its metrics."""
 
     def __init__(
-        self, groups: Mapping[str, WorkerGroup], devices: int, resident: Mapping[str, int], restarts: int = 0
+        self,
+        groups: Mapping[str, WorkerGroup],
+        devices: int,
+        resident: Mapping[str, int],
+        restarts: int = 0,
+        trace: Trace | None = None,
+        step: int = 0,
     ) -> None:
         """
         Args:
@@ -54,14 +70,21 @@ class Meter:
             resident: bytes that stayed on a device when the role was last offloaded, by role. The mapping is read at
                 every step.
             restarts: number of earlier restarts of the trainer's side in this run; see `Restarts`.
+            trace: records the parts and the steps.
+            step: number of steps that were completed before.
         """
         self._groups, self._devices, self._resident, self._restarts = groups, devices, resident, restarts
-        self._watch = Stopwatch()
+        self._trace = trace or Trace()
+        self._names = iter(chain(["start"], (f"step {number}" for number in count(step + 1))))
+        self._watch = Stopwatch(self._trace_part)
         self._step_began = time.perf_counter()
 
     def part(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose seconds are added to `time/<name>`, without those of a part within it."""
         return self._watch(name)
+
+    def _trace_part(self, part: str, begin: float, end: float) -> None:
+        self._trace.add(DRIVER, "devices" if part in OF_DEVICES else "loop", part, begin, end)
 
     async def step(self, tokens: int, samples: int) -> Metrics:
         """Return the metrics of the step that ends now. Throughput is left out if `tokens` is 0.
@@ -71,7 +94,10 @@ class Meter:
             samples: number of responses, episodes or rows in the step.
         """
         now = time.perf_counter()
-        seconds, self._step_began = now - self._step_began, now
+        seconds = now - self._step_began
+        self._trace.add(DRIVER, "loop", next(self._names), self._step_began, now)
+        self._trace.end_step()
+        self._step_began = now
         metrics = self._watch.reset() | {"time/step": seconds, "run/restarts": float(self._restarts)}
         if tokens:
             metrics["throughput/tokens_per_second"] = tokens / seconds
@@ -89,4 +115,5 @@ class Meter:
 def meter_of(roles: Roles, context: RunContext, sharing: DeviceSharing) -> Meter:
     """Return the meter of a run. Throughput is per device, or per worker process if all roles run on the CPU."""
     devices = len(context.plan.devices) or sum(map(len, roles.groups.values()))
-    return Meter(roles.groups, devices, sharing.resident, context.restarts)
+    done = context.checkpointer.resumed_step or 0
+    return Meter(roles.groups, devices, sharing.resident, context.restarts, context.trace, done)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from hashlib import sha256
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -80,6 +81,11 @@ def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokeni
         f"({len(learner)})"
     )
     raise DataError(Fault(place, problem, "use a model of the same family, with the same tokenizer", "unfit"))
+
+
+def vocabulary_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a text that is the same for tokenizers that map the same tokens to the same ids, and only for them."""
+    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
 def model_name(config: ExperimentConfig, model_args: ModelConfig) -> str:

@@ -25,7 +25,7 @@ from roll.backend_settings import (
 from roll.config.derived.batch import longest_sequence, sequences_per_update
 from roll.config.derived.domains import ENVIRONMENTS
 from roll.config.derived.fixed_roles import PREFIX
-from roll.config.derived.placement import keeps_kv_cache, model_roles, neighbours, sends_adapter
+from roll.config.derived.placement import is_trainer_side, keeps_kv_cache, model_roles, neighbours, sends_adapter
 from roll.config.plan.plan import Plan
 from roll.config.schema.backend import BackendTraits, EngineMemory
 from roll.config.schema.offline import DistillConfig, SftConfig
@@ -52,7 +52,7 @@ from roll.ray.liveness import Liveness, RayNodes
 from roll.rewards.judges.chat_api import ApiChat, ApiModel
 from roll.rewards.judges.reward_models import ApiJudge, ApiSettings, JudgeEngines, ScorerEngines
 from roll.rewards.reward_workers import ModelReward, Rewards, RewardSettings, RewardWorker
-from roll.runs.early_processes import is_trainer_side, new_group
+from roll.runs.early_processes import new_group
 from roll.runs.role_models import model_name, model_path, model_shape, training_flops
 from roll.system.own_folder import remove_ownerless
 from roll.training.actor_train import ActorTrain, Critic, Reference, Teacher, TrainShape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from roll.config.plan.plan import Plan
@@ -12,6 +12,7 @@ from roll.runs.checkpointer import Checkpointer
 from roll.runs.interrupt import Interrupt
 from roll.runs.position import Position
 from roll.tracking.fanout import Tracking
+from roll.tracking.trace import Trace
 
 if TYPE_CHECKING:
     from roll.runs.roles import Roles
@@ -27,6 +28,8 @@ class RunContext:
     tracker: Tracking
     restarts: int = 0
     """Number of restarts of the trainer's side in this run so far."""
+    trace: Trace = field(default_factory=Trace)
+    """Records who did what when."""
 
 
 Loop = Callable[["Roles", RunContext, Interrupt], Awaitable[Position]]

@@ -151,6 +151,10 @@ LOSSES = [
 ]
 TEACHER = "+teacher={model_args: {model_name_or_path: model}, strategy_args: {strategy_name: hf_infer}}"
 CONTRADICTIONS = [
+    (["replay_from=./output/."], "replay_from", "contradiction", "'./output/.'", "another output_dir"),
+    (["replay_from=kept", "eval_steps=5"], "eval_steps", "contradiction", "5, but", "eval_steps=0"),
+    (["replay_from=kept"], "replay_from", "not_found", "'kept'", "folder of a run"),
+    (["replay_from=s3://a/b"], "replay_from", "not_found", "'s3://a/b'", "roll.runs.fetch s3://a/b"),
     (["+divergence=jsd"], "divergence", "owner_missing", "jsd, ", "add a teacher block"),
     (["+distill_loss_coef=0.5"], "distill_loss_coef", "owner_missing", "0.5, ", "remove it"),
     ([TEACHER, "+distill_loss_coef=0"], "distill_loss_coef", "out_of_range", "0", "above 0"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 from roll.config.derived.model_shape import ModelShape
-from roll.config.derived.placement import model_roles
+from roll.config.derived.placement import model_roles, started_roles
 from roll.config.schema.pipelines import Config
 from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
@@ -61,7 +61,7 @@ def backend_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fau
 def backend_needs(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
     """Return faults of packages, kernels and services of the roles' backends that this machine lacks."""
     faults = list[Fault]()
-    for name, role in model_roles(config).items():
+    for name, role in started_roles(config).items():
         if isinstance(role.strategy_args, OwnNeeds):
             faults += role.strategy_args.missing(name, role, shapes.get(name))
         if isinstance(role.strategy_args, OwnServices):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from roll.config.checks.algorithm import credit_faults, credit_warnings, loss_faults, loss_warnings, method_faults
@@ -108,7 +109,7 @@ def experiment_faults(config: Config) -> list[Fault]:
     else:
         faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
         faults += on_policy_distillation_faults(config)
-        faults += [*_same_policy(config), *domain_faults(config), *_replay(config)]
+        faults += [*_same_policy(config), *domain_faults(config), *_replay(config), *_replayed_run(config)]
     return faults
 
 
@@ -265,6 +266,18 @@ def _replay(config: RlvrConfig) -> Iterator[Fault]:
         problem = f"true, but {strategy.strategy_name}, the strategy of actor_infer, does not return routes"
         remedy = "remove it, or set actor_infer.strategy_args.strategy_name to vllm"
         yield Fault("router_replay", problem, remedy, "not_supported")
+
+
+def _replayed_run(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of a replay of the run's own rollouts, and of one that needs what it does not start."""
+    if config.replay_from is None:
+        return
+    if Path(config.replay_from).absolute() == Path(config.output_dir).absolute():
+        problem = f"'{config.replay_from}' is output_dir, too, so that the run would write into what it reads"
+        yield Fault("replay_from", problem, "use another output_dir", "contradiction")
+    if config.eval_steps:
+        problem = f"{config.eval_steps}, but with replay_from no engine is started that could answer held-out prompts"
+        yield Fault("eval_steps", problem, "set eval_steps=0", "contradiction")
 
 
 def _own_attention(config: Config) -> Iterator[str]:

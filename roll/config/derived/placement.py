@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from roll.config.derived.domains import ENVIRONMENTS
 from roll.config.derived.fixed_roles import PREFIX, domain_teachers, reward_role, reward_roles, teacher_roles
 from roll.config.schema.backend import EngineMemory
 from roll.config.schema.base import MOST_RANKS
@@ -61,6 +62,17 @@ def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
     """Return the roles with a model, by name: in the schema's order, then `teachers.<name>`, `rewards.<domain>`."""
     roles = {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
     return {**roles, **domain_teachers(config), **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
+
+
+def is_trainer_side(role: str) -> bool:
+    """Return whether a role is trained or serves training; others generate, reward or run environments."""
+    return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
+
+
+def started_roles(config: Config) -> dict[str, RoleConfig]:
+    """Return the roles with a model that a run starts: in a replay, those of the trainer's side alone."""
+    replays = isinstance(config, RlvrConfig) and config.replay_from is not None
+    return {name: role for name, role in model_roles(config).items() if is_trainer_side(name) or not replays}
 
 
 def judging_roles(roles: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from roll.config.derived.batch import learner, longest_sequence
 from roll.config.derived.domains import named_rewards
 from roll.config.derived.fixed_roles import names_file
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
-from roll.config.derived.placement import generates, model_roles
+from roll.config.derived.placement import generates, model_roles, started_roles
 from roll.config.derived.trackers import argument_faults, missing_packages
 from roll.config.load.env_file import NAME, env_files, idle_variables, read_env_files
 from roll.config.load.stores import description_fault, output_fault, package_faults
@@ -62,11 +62,15 @@ def check_disk(config: Config) -> DiskFacts:
     found.warnings += _without_flash(config)
     found.notes += _without_delta_kernels(config, found.shapes)
     name, role = learner(config)
-    if role.data_args:
+    replayed = config.replay_from if isinstance(config, RlvrConfig) else None
+    if role.data_args and replayed is None:
         _files(f"{name}.data_args.file_name", role.data_args, found)
-    for place, held_out in held_out_data(config).items():
+    for place, held_out in held_out_data(config).items() if replayed is None else ():
         _files(f"{place}.data_args.file_name", held_out, found)
-    if isinstance(config, RlvrConfig):
+    if replayed is not None and not Path(replayed).is_dir():
+        remedy = FETCH.format(address=replayed) if is_address(replayed) else "give the folder of a run"
+        found.missing.append(Fault("replay_from", f"there is no folder '{replayed}'", remedy, "not_found"))
+    if isinstance(config, RlvrConfig) and replayed is None:
         found.missing += _keys_of_judges(config)
         found.missing += _packages_of_rewards(config)
         _templates_of_judges(config, found)
@@ -96,7 +100,7 @@ def held_out_data(config: Config) -> dict[str, DataConfig]:
 def _models(config: Config, found: DiskFacts) -> None:
     seen: dict[str, ModelShape | None] = {}
     limit = "max_length" if isinstance(config, OfflineConfig) and config.max_length else "response_length"
-    for role_name, role in model_roles(config).items():
+    for role_name, role in started_roles(config).items():
         own = role.model_args.model_name_or_path
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
         if model not in seen:

@@ -14,7 +14,7 @@ from roll.config.derived.domains import ENVIRONMENTS
 from roll.config.derived.fixed_roles import PREFIX, model_reward
 from roll.config.derived.flops import GpuRates, gpu_rates
 from roll.config.derived.model_shape import ModelShape
-from roll.config.derived.placement import RolePlan, model_roles, place, placement_faults, placement_warnings, turns
+from roll.config.derived.placement import RolePlan, place, placement_faults, placement_warnings, started_roles, turns
 from roll.config.load.env_file import variable_faults
 from roll.config.load.on_disk import DiskFacts, check_disk
 from roll.config.plan.memory import RoleMemory, estimate, with_turns
@@ -34,7 +34,7 @@ class Plan:
     roles: Mapping[str, RolePlan]
     """Groups of workers to start, by name: the roles with a model, then `rewards.<domain>` and `environments.<domain>`.
 
-    An unused reference is not included."""
+    An unused reference is not included, nor in a replay what makes rollouts."""
     batch: BatchPlan
     reference: ReferencePlan
     """Source of the reference log-probs: none, the role `reference`, or `actor_train` with its adapter off."""
@@ -91,7 +91,7 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
 def _plan(config: Config, found: DiskFacts, warnings: list[str]) -> Plan:
     batch = plan_batch(config)
     reference = _reference(config)
-    models = {name: role for name, role in model_roles(config).items() if name != "reference" or reference == "role"}
+    models = {name: role for name, role in started_roles(config).items() if name != "reference" or reference == "role"}
     notes = (*found.notes, *experiment_notes(config))
     roles = {name: place(name, role, batch.longest_example) for name, role in models.items()}
     memory = {
@@ -104,7 +104,7 @@ def _plan(config: Config, found: DiskFacts, warnings: list[str]) -> Plan:
         for role in roles.values()
         if 0 < (role.tokens_per_microbatch or 0) < batch.longest_example
     ]
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrConfig) and config.replay_from is None:
         roles |= {
             name: RolePlan(name, "reward", ((),) * (reward.world_size if model_reward(domain, reward) is None else 1))
             for domain, reward in config.rewards.items()

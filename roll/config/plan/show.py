@@ -238,7 +238,7 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
         )
         lines.append(f"Generation: {_generation(config)}")
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrConfig) and config.replay_from is None:
         lines += _judging(config)
     if isinstance(config, DpoConfig):
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}, {config.reference_log_probs}")
@@ -249,7 +249,7 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
         updates = batch.sequences_per_step // learnt * config.ppo_epochs
         alone = f"; the first {config.critic_warmup} steps train only the critic" if config.critic_warmup else ""
         lines.append(f"Critic: {_updates(updates)} a step, of {learnt} sequences{alone}")
-    if isinstance(config, RlvrConfig) and config.environments:
+    if isinstance(config, RlvrConfig) and config.environments and config.replay_from is None:
         lines += _episodes(config)
     lines.append(f"Longest sequence: {_lengths(config, batch)}")
     return lines
@@ -287,6 +287,8 @@ def _judging(config: RlvrConfig) -> list[str]:
 
 
 def _generation(config: RlvrConfig) -> str:
+    if config.replay_from is not None:
+        return f"none; the rollouts that {config.replay_from} kept are replayed, so no engine or reward is started"
     if not config.async_generation_ratio:
         return "synchronous"
     ratio = config.async_generation_ratio

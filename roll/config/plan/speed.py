@@ -73,7 +73,7 @@ def training_seconds(config: Config, plan: Plan, shape: ModelShape, role: ActorT
 
 def _generation(config: Config, plan: Plan, gpu: GpuRates) -> Iterator[str]:
     """Yield the time of generation. With environments it depends on them, so nothing is said."""
-    if not isinstance(config, RlvrConfig) or config.environments:
+    if not isinstance(config, RlvrConfig) or config.environments or config.replay_from is not None:
         return
     role, shape, placed = config.actor_infer, plan.shapes.get("actor_infer"), plan.roles["actor_infer"]
     known = isinstance(role.strategy_args.traits.memory, EngineMemory) and role.model_args.dtype != "fp32"

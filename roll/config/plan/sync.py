@@ -61,7 +61,7 @@ def sync_estimate(config: RlvrConfig, plan: Plan, bucket_mib: int) -> SyncEstima
 
 def sync_lines(config: Config, plan: Plan) -> list[str]:
     """Return the line on a sync, with a larger `bucket_mib` if the messages take longer than the bytes."""
-    if not isinstance(config, RlvrConfig) or plan.gpu is None:
+    if not isinstance(config, RlvrConfig) or plan.gpu is None or config.replay_from is not None:
         return []
     now = sync_estimate(config, plan, config.weight_sync.bucket_mib)
     if now is None:

@@ -23,6 +23,7 @@ from roll.config.schema.base import (
     NonNegativeFloat,
     NonNegativeInt,
     Number,
+    PathText,
     PositiveFloat,
     PositiveInt,
     StrictConfig,
@@ -125,6 +126,16 @@ class RlvrConfig(ExperimentConfig):
         "cache, and rises again when the cache has room.",
     )
     ppo_epochs: PositiveInt = Field(1, description="Number of passes over the responses of a step.")
+    keep_rollouts: bool = Field(
+        False,
+        description="Keep every rollout: `rollouts/step_N.parquet` in the run folder has the tokens, log-probs, "
+        "versions, rewards and advantages of each step.",
+    )
+    replay_from: PathText | None = Field(
+        None,
+        description="Folder of a run with `keep_rollouts`, whose rollouts this run learns from, step by step. Engines, "
+        "rewards and environments are not started.",
+    )
 
     dynamic_sampling: DynamicSamplingConfig | None = Field(
         None, description="Replace groups whose rewards are all equal. Without this block, no group is replaced."

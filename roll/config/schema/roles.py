@@ -455,6 +455,11 @@ class ExperimentConfig(StrictConfig):
     tracker_kwargs: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="Additional keyword arguments per tracker: `{wandb: {project: NAME}}`."
     )
+    trace_steps: NonNegativeInt = Field(
+        0,
+        description="Number of steps, from each start of the run on, of which `trace.json` in the run folder records "
+        "who did what when, for Perfetto; 0 records none.",
+    )
     num_gpus_per_node: Ranks = Field(
         8, description="Number n of GPUs per node: device d of a `device_mapping` is GPU d % n of node d // n."
     )

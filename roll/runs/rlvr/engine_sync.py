@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from typing import Protocol
 
 from roll.engines.actor_infer import ActorInfer
 from roll.runs.device_phases import DevicePhases
 from roll.system.event_loop import guarded
 from roll.weight_sync.sync import WeightSync
+
+
+class Engines(Protocol):
+    """What the loop asks of the engines."""
+
+    async def push(self, policy_version: int) -> None:
+        """Send the trainer's weights to the engines. Raises RollError if that fails."""
+        ...
+
+    def generating(self) -> AbstractAsyncContextManager[None]:
+        """A context of generation while the trainer is idle. Raises RollError if no engine will serve again."""
+        ...
 
 
 class EngineSync:

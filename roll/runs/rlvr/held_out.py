@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from roll.config.derived.batch import longest_sequence
-from roll.config.derived.placement import model_roles, turns
+from roll.config.derived.placement import is_trainer_side, model_roles, turns
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.chat import EndOfTurn
@@ -18,7 +18,6 @@ from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
 from roll.rollout.group import GroupSampler
 from roll.runs.device_phases import DevicePhases
-from roll.runs.early_processes import is_trainer_side
 from roll.runs.notices import held_out_watches
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models

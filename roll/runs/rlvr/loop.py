@@ -35,6 +35,7 @@ from roll.ray.device_sharing import run_together
 from roll.rewards.reward_workers import ModelReward
 from roll.rollout.batch import CreditAssignment, Shaping, experience, rollout_metrics, token_count
 from roll.rollout.filters import usable
+from roll.rollout.kept import RolloutFiles
 from roll.rollout.reference import StepReference
 from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.checkpointer import Checkpointer
@@ -42,7 +43,7 @@ from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
 from roll.runs.meter import Meter
 from roll.runs.position import Position
-from roll.runs.rlvr.engine_sync import EngineSync
+from roll.runs.rlvr.engine_sync import Engines
 from roll.runs.rlvr.reward_models import judge_metrics
 from roll.runs.rlvr.validation import Validation
 from roll.runs.teacher import StepTeachers
@@ -58,7 +59,7 @@ class Rlvr:
     phases: DevicePhases
     meter: StepMeter
     scheduler: RolloutScheduler
-    engines: EngineSync
+    engines: Engines
     trainer: ActorTrain
     needs_log_probs: bool
     """Whether the step needs the log-probs of the trainer's policy before the first update."""
@@ -76,6 +77,8 @@ class Rlvr:
     shaping: Shaping
     credit: CreditAssignment
     max_steps: int
+    rollouts: RolloutFiles | None = None
+    """Keeps every rollout. None without `keep_rollouts`."""
 
 
 async def train_rlvr(run: Rlvr, position: Position) -> Position:
@@ -116,6 +119,7 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
         if run.teachers:
             batch = replace(batch, teacher_states=await run.teachers.states(groups, step))
         metrics |= rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
+        await _keep(run, groups, batch, position)
         with run.meter.part("train"):
             learnt, position = await run.learning.update(batch, position)
         await run.phases.sync()
@@ -132,9 +136,17 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
 
 async def _record_unscored(run: Rlvr, groups: Sequence[RolloutGroup], position: Position) -> None:
     """Record a step without any verdict, so that the console, metrics and samples show what ends the run."""
+    await _keep(run, groups, None, position)
     metrics = rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
     run.tracker.log(position.step + 1, metrics | await run.meter.step(groups))
     run.tracker.samples(position.step + 1, groups)
+
+
+async def _keep(run: Rlvr, groups: Sequence[RolloutGroup], batch: TrainBatch | None, position: Position) -> None:
+    """Keep a step's rollouts, before anything is learnt from them: a step that fails in training can be replayed."""
+    if run.rollouts:
+        with run.meter.part("keep_rollouts"):
+            await run.rollouts.keep(position.step + 1, groups, batch)
 
 
 class Learner(Protocol):
@@ -193,7 +205,8 @@ class StepMeter:
 
     meter: Meter
     scheduler: RolloutScheduler
-    engines: ActorInfer
+    engines: ActorInfer | None
+    """None in a replay."""
     models: Mapping[str, ModelReward]
     """Rewards by models, by domain."""
     environments: EnvironmentWorkers | None
@@ -207,12 +220,17 @@ class StepMeter:
     async def step(self, groups: Sequence[RolloutGroup]) -> Metrics:
         """Return the metrics of the step that ends now: times, throughput, dropped groups, activity of engines."""
         samples = sum(len(group.episodes) for group in groups)
-        step, engines = await asyncio.gather(self.meter.step(token_count(groups), samples), self.engines.activity())
-        asked = self.engines.metrics() | self.scheduler.metrics() | judge_metrics(self.models)
+        measured = self.meter.step(token_count(groups), samples)
+        asked = self.scheduler.metrics() | judge_metrics(self.models)
+        if self.engines:
+            step, engines = await asyncio.gather(measured, self.engines.activity())
+            asked |= self.engines.metrics() | engine_metrics(engines, step["time/step"])
+        else:
+            step = await measured
         if self.environments:
             asked |= self.environments.metrics()
         epoch = {"epoch": (1 + max(group.prompt.prompt_id for group in groups)) / self.rows} if groups else {}
-        return step | engine_metrics(engines, step["time/step"]) | asked | epoch
+        return step | asked | epoch
 
 
 def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics:

@@ -14,10 +14,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from textwrap import indent
 
+from roll.config.derived.fixed_roles import PREFIX
 from roll.config.load.env_file import secrets_of
 from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
+from roll.engines.actor_infer import Span, unrecorded
 from roll.rewards.verdicts import parts_of
 from roll.rollout.group import Scorer
 from roll.tracking.base import Notice
@@ -142,11 +144,15 @@ class Reported:
     failures: RewardFailures
     answered: Callable[[int], None] | None = None
     """Called with the number of responses that are about to be scored."""
+    span: Span = unrecorded
+    """Records each call; see `Trace.span`."""
 
     async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
         if self.answered is not None:
             self.answered(len(responses))
-        results = await self.scorer.score(prompt, responses)
+        facts = {"prompt": prompt.prompt_id, "responses": len(responses)}
+        with self.span(f"{PREFIX}{prompt.domain}", "score", **facts):
+            results = await self.scorer.score(prompt, responses)
         self.failures.observe(prompt, results)
         return results
 
@@ -157,13 +163,16 @@ class Reported:
         return self.scorer.combined(prompt, results)
 
 
-def reported(config: RlvrConfig, scorer: Scorer, plan: Plan, tracker: Tracking) -> Reported:
-    """Return a scorer whose failures become notices of the tracker, without the secrets of the run."""
+def reported(config: RlvrConfig, scorer: Scorer, plan: Plan, tracker: Tracking, span: Span = unrecorded) -> Reported:
+    """Return a scorer whose failures become notices of the tracker, without the secrets of the run. `span` records its
+    calls.
+    """
 
     def say(topic: str, text: str) -> None:
         tracker.notices([Notice(tracker.step_under_way, topic, text)])
 
-    return Reported(scorer, RewardFailures(config.rewards, say, secrets_of(config, plan.environment).hide))
+    failures = RewardFailures(config.rewards, say, secrets_of(config, plan.environment).hide)
+    return Reported(scorer, failures, span=span)
 
 
 @asynccontextmanager

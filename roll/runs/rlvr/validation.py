@@ -19,7 +19,7 @@ from roll.rewards.passing import USUAL, Bars, passed
 from roll.rollout.batch import TRUNCATED, at_limit_fraction
 from roll.rollout.group import GroupSampler, Scorer, prompt_seed
 from roll.runs.device_phases import DevicePhases
-from roll.runs.rlvr.engine_sync import EngineSync
+from roll.runs.rlvr.engine_sync import Engines
 from roll.tracking.base import Record
 from roll.types import NO_VERDICT, Episode, Metrics, Prompt, RewardResult, RolloutGroup
 
@@ -94,7 +94,7 @@ class Validation:
     last_step: int
     sets: Sequence[Evaluator]
     phases: DevicePhases
-    engines: EngineSync
+    engines: Engines
     part: Callable[[str], AbstractContextManager[None]]
     """Times the whole as `evaluate`; see `Meter.part`."""
     record: Record

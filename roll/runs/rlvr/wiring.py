@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -64,6 +65,7 @@ from roll.rewards.reward_workers import ModelReward
 from roll.rollout.batch import Credit, CreditAssignment, Shaping
 from roll.rollout.filters import ByDomain, Keep, MeanBetween, StdAbove, everything, rewards_differ
 from roll.rollout.group import Generator, GroupSampler, JudgedInTurn, Scorer, SingleTurns
+from roll.rollout.kept import Origin, RolloutFiles, continue_after
 from roll.rollout.record import Locate, TurnEnds
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
 from roll.rollout.scheduler import RolloutScheduler
@@ -73,13 +75,13 @@ from roll.runs.interrupt import Interrupt
 from roll.runs.meter import Meter, meter_of
 from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
-from roll.runs.rlvr.engine_sync import EngineSync
+from roll.runs.rlvr.engine_sync import Engines, EngineSync
 from roll.runs.rlvr.loop import CriticLearning, Learning
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
-from roll.runs.role_models import check_same_tokens, embedding_rows, model_path, sampling_of
+from roll.runs.role_models import check_same_tokens, embedding_rows, model_path, sampling_of, vocabulary_digest
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
 from roll.runs.teacher import DomainTeacher, StepTeachers, Teacher, Teaching, teaching
@@ -99,6 +101,8 @@ class Inputs:
 
     training: Prompts
     held_out: Mapping[str, Prompts]
+    vocabulary: str
+    """Digest of the tokenizer's vocabulary."""
     end: EndOfTurn
     """What ends a response to a training prompt."""
     held_out_ends: Mapping[str, EndOfTurn]
@@ -124,11 +128,7 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     """
     for role in model_roles(config).values():
         check_readable(model_path(config, role.model_args), role.model_args.lora_target)
-    learner = config.actor_train.model_args
-    tokenizer = load_tokenizer(model_path(config, learner), learner.trust_remote_code)
-    others = teacher_roles(config) | ({"reference": config.reference} if config.reference else {})
-    for name, role in others.items():
-        check_same_tokens(config, learner, role.model_args, name)
+    tokenizer = checked_tokenizer(config)
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
     held_out = held_out_prompts(config, tokenizer)
     bars = check_rewards(config, training, *held_out.values())
@@ -137,13 +137,28 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(ResponseTexts(tokenizer))
-    end = ends_of(config.actor_train.data_args, tokenizer)
-    if renderer is not None:
-        end = replace(end, token_ids=tuple(sorted({*end.token_ids, *renderer.stop_token_ids})))
+    end = end_of_turn(config, tokenizer, renderer)
     ends = held_out_ends(config, tokenizer)
     watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
-    inputs = Inputs(training, held_out, end, ends, renderer, locate, prepare_reward_models(config), watches, bars)
+    models = prepare_reward_models(config)
+    vocabulary = vocabulary_digest(tokenizer)
+    inputs = Inputs(training, held_out, vocabulary, end, ends, renderer, locate, models, watches, bars)
     return PreparedRun(partial(_loop, config, inputs), training.identity)
+
+
+def checked_tokenizer(config: RlvrConfig) -> PreTrainedTokenizerBase:
+    """Return the policy's tokenizer. Raises DataError if a reference or teacher has another vocabulary."""
+    learner = config.actor_train.model_args
+    others = teacher_roles(config) | ({"reference": config.reference} if config.reference else {})
+    for name, role in others.items():
+        check_same_tokens(config, learner, role.model_args, name)
+    return load_tokenizer(model_path(config, learner), learner.trust_remote_code)
+
+
+def end_of_turn(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> EndOfTurn:
+    """Return what ends a response to a training prompt, or a turn in an environment."""
+    end = ends_of(config.actor_train.data_args, tokenizer)
+    return replace(end, token_ids=tuple(sorted({*end.token_ids, *renderer.stop_token_ids}))) if renderer else end
 
 
 def prompts_of(
@@ -221,69 +236,141 @@ def held_out_ends(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dic
 async def _loop(
     config: RlvrConfig, inputs: Inputs, roles: Roles, context: RunContext, interrupt: Interrupt
 ) -> rlvr.Position:
-    plan, policy, stops = context.plan, config.actor_train, inputs.end.token_ids
-    samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
-    sampling = sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine, inputs.end)
-    steps = config.max_steps - config.critic_warmup
-    teachers = teacher_roles(config)
-    taught = _teaching(config, teachers)
-    load = taught.load if taught else load_policy
-    actor_train = roles.actor_train("actor_train", policy, steps, sampling.temperature, load, stops)
-    actor_infer = roles.actor_infer(config)
-    reference = roles.reference(config, sampling.temperature) if plan.reference == "role" else actor_train
-    critic = roles.critic(config.critic, config.max_steps) if config.critic else None
-    taught_by = {name: roles.teacher(name, role, taught.wrap) for name, role in teachers.items()} if taught else {}
-    models = inputs.models_of(roles)
-    rewards = reported(config, roles.rewards(config, models), plan, context.tracker)
+    sampling = training_sampling(config, inputs.end)
+    learners = learners_of(config, context.plan, roles, sampling.temperature, inputs.end)
+    actor_infer, models = roles.actor_infer(config), inputs.models_of(roles)
+    actor_infer.span = context.trace.span
+    rewards = reported(config, roles.rewards(config, models), context.plan, context.tracker, context.trace.span)
     playing = EpisodeParts(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
     sharing = await roles.start()
     meter, environments = meter_of(roles, context, sharing), playing and playing.environments
     phases = phases_of(config, roles, meter, sharing, actor_infer)
-
-    assignment = CreditAssignment(credit(config))
     sampler, sets = samplers(config, phases, actor_infer, rewards, playing, sampling, inputs)
     shaped = shaping(config, sampling.max_new_tokens)
     async with (
         totalled(rewards.failures, context.tracker),
         listening(config, playing),
-        aclosing(reference_of(config, plan, reference, shaped)) as asked,
+        aclosing(reference_of(config, context.plan, learners.reference, shaped)) as asked,
         aclosing(scheduler_of(config, source_of(config, inputs.training), sampler, asked.finished)) as scheduler,
     ):
-        onloaded = OnloadedTrainer(phases, "actor_train", actor_train, critic)
-        position = await context.checkpointer.restore(onloaded, scheduler, assignment, scheduler)
-        context.tracker.watch(inputs.watches)
-        weights = sync_of(config, plan, actor_train, actor_infer)
+        weights = sync_of(config, context.plan, learners.actor_train, actor_infer)
         engines = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
-        # After a restart the routes are open, and the engines' counters from before it are discarded.
-        await (actor_infer.activity() if context.restarts else engines.open_routes())
-        run = rlvr.Rlvr(
+        parts = LoopParts(
             phases=phases,
             meter=rlvr.StepMeter(meter, scheduler, actor_infer, models, environments, len(inputs.training)),
             scheduler=scheduler,
-            engines=engines,
-            trainer=actor_train,
-            needs_log_probs=ratio_source(config) == "trainer",
-            reference=None if plan.reference == "unused" else asked,
-            reference_role="reference" if plan.reference == "role" else "actor_train",
-            critic=critic,
-            teachers=step_teachers(config, phases, meter, taught_by),
-            learning=learning(config, plan, actor_train, critic, phases),
-            validation=validation_of(config, sets, phases, engines, meter, context.tracker),
-            checkpointer=context.checkpointer,
-            interrupt=interrupt,
-            tracker=context.tracker,
+            asked=asked,
             shaping=shaped,
-            credit=assignment,
-            max_steps=config.max_steps,
+            engines=engines,
+            # After a restart the routes are open, and the engines' counters from before it are discarded.
+            begin=actor_infer.activity if context.restarts else engines.open_routes,
+            validation=validation_of(config, sets, phases, engines, meter, context.tracker),
+            watches=inputs.watches,
+            origin=Origin(inputs.vocabulary, behaviour(sampling), len(inputs.training), inputs.training.identity),
         )
-        return await rlvr.train_rlvr(run, position)
+        return await run_loop(config, context, interrupt, learners, parts)
+
+
+def training_sampling(config: RlvrConfig, end: EndOfTurn) -> Sampling:
+    """Return the sampling parameters of training rollouts. `end` is what ends a response."""
+    samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
+    return sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine, end)
+
+
+def behaviour(sampling: Sampling) -> dict[str, float]:
+    """Return the keys of `generating_args` that make the behaviour policy of the model's distribution."""
+    return {key: float(getattr(sampling, key)) for key in ("temperature", "top_p", "top_k", "repetition_penalty")}
+
+
+@dataclass(frozen=True)
+class Learners:
+    """The roles that learn, and those that serve learning."""
+
+    actor_train: ActorTrain
+    reference: Reference | ActorTrain
+    """What computes the reference's log-probs, if anything needs them."""
+    critic: Critic | None
+    teachers: Mapping[str, Teacher]
+    """Teachers by the names of their roles."""
+
+
+def learners_of(config: RlvrConfig, plan: Plan, roles: Roles, temperature: float, end: EndOfTurn) -> Learners:
+    """Request the roles that learn or serve learning. `end` is what ends a response to a training prompt."""
+    steps, teachers = config.max_steps - config.critic_warmup, teacher_roles(config)
+    taught = _teaching(config, teachers)
+    load = taught.load if taught else load_policy
+    actor_train = roles.actor_train("actor_train", config.actor_train, steps, temperature, load, end.token_ids)
+    reference = roles.reference(config, temperature) if plan.reference == "role" else actor_train
+    critic = roles.critic(config.critic, config.max_steps) if config.critic else None
+    taught_by = {name: roles.teacher(name, role, taught.wrap) for name, role in teachers.items()} if taught else {}
+    return Learners(actor_train, reference, critic, taught_by)
+
+
+@dataclass(frozen=True)
+class LoopParts:
+    """The parts of a loop that depend on where its rollouts come from."""
+
+    phases: DevicePhases
+    meter: rlvr.StepMeter
+    scheduler: RolloutScheduler
+    asked: StepReference
+    shaping: Shaping
+    engines: Engines
+    begin: Callable[[], Awaitable[object]]
+    """Makes the engines ready for the first sync, once the trainer's state is restored."""
+    validation: Validation
+    watches: Sequence[Watch]
+    origin: Origin
+
+
+async def run_loop(
+    config: RlvrConfig, context: RunContext, interrupt: Interrupt, learners: Learners, parts: LoopParts
+) -> rlvr.Position:
+    """Restore the checkpoint and run the loop. All roles must have started."""
+    assignment, phases = CreditAssignment(credit(config)), parts.phases
+    onloaded = OnloadedTrainer(phases, "actor_train", learners.actor_train, learners.critic)
+    position = await context.checkpointer.restore(onloaded, parts.scheduler, assignment, parts.scheduler)
+    context.tracker.watch(parts.watches)
+    await parts.begin()
+    run = rlvr.Rlvr(
+        phases=phases,
+        meter=parts.meter,
+        scheduler=parts.scheduler,
+        engines=parts.engines,
+        trainer=learners.actor_train,
+        needs_log_probs=ratio_source(config) == "trainer",
+        reference=None if context.plan.reference == "unused" else parts.asked,
+        reference_role="reference" if context.plan.reference == "role" else "actor_train",
+        critic=learners.critic,
+        teachers=step_teachers(config, phases, parts.meter.meter, learners.teachers),
+        learning=learning(config, context.plan, learners.actor_train, learners.critic, phases),
+        validation=parts.validation,
+        checkpointer=context.checkpointer,
+        interrupt=interrupt,
+        tracker=context.tracker,
+        shaping=parts.shaping,
+        credit=assignment,
+        max_steps=config.max_steps,
+        rollouts=rollouts_of(config, context, parts.origin),
+    )
+    return await rlvr.train_rlvr(run, position)
+
+
+def rollouts_of(config: RlvrConfig, context: RunContext, origin: Origin) -> RolloutFiles | None:
+    """Return the files that keep the rollouts, if the configuration asks for them.
+
+    Those of an earlier start are continued, or moved away by a new run, whether or not this one keeps its own.
+    """
+    folder, resumed = Path(config.output_dir), context.checkpointer.resumed_step
+    continue_after(folder, (resumed or 0) if context.restarts else resumed)
+    return RolloutFiles(folder, origin) if config.keep_rollouts else None
 
 
 def validation_of(
     config: RlvrConfig,
     sets: Sequence[Evaluator],
     phases: DevicePhases,
-    engines: EngineSync,
+    engines: Engines,
     meter: Meter,
     tracker: Tracking,
 ) -> Validation:

@@ -43,6 +43,7 @@ PARTS = (
     "train",
     "weight_sync",
     "evaluate",
+    "keep_rollouts",
     "checkpoint",
     "onload",
     "pause",
