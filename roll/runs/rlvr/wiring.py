@@ -296,7 +296,8 @@ class Learners:
 
 def learners_of(config: RlvrConfig, plan: Plan, roles: Roles, temperature: float, end: EndOfTurn) -> Learners:
     """Request the roles that learn or serve learning. `end` is what ends a response to a training prompt."""
-    steps, teachers = config.max_steps - config.critic_warmup, teacher_roles(config)
+    steps = config.max_steps - config.critic_warmup
+    teachers = teacher_roles(config)
     taught = _teaching(config, teachers)
     load = taught.load if taught else load_policy
     actor_train = roles.actor_train("actor_train", config.actor_train, steps, temperature, load, end.token_ids)
