@@ -47,7 +47,7 @@ FOLDER = "rollouts"
 """Name of the folder in the run folder."""
 NAME = re.compile(r"step_(\d{6,})\.parquet")
 FACTS = b"roll"
-"""Key of the `StepFacts` in the metadata of a file."""
+"""Key of the `StepFacts` in a file."""
 LONGEST_TEXT = 1 << 16
 """Largest number of characters of a reference answer or a note. A longer answer is left out, a longer note is cut."""
 
@@ -109,7 +109,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a file says of its step, so that a replay is checked without reading any rollout."""
+    """Metadata of a step's file, by which a replay is checked without reading any rollout."""
 
     step: int
     groups: int

@@ -23,8 +23,8 @@ LOG = logging.getLogger(__name__)
 
 
 async def check_hosts(config: Config, groups: Mapping[str, WorkerGroup[Any]]) -> None:
-    """Check the models on all hosts but the driver's, and tell of those that do not see the run folder. Takes no time
-    if there is no other.
+    """Check the models on all hosts but the driver's, and warn if a host does not see the run folder. Takes no time if
+    there is no other host.
 
     Raises:
         ConfigError: a model is absent on a host or differs from the driver's.
