@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from roll.types import Floats, Ints, Metrics, NumberedCompletions, Sampling, Sequences, TensorSpec, TrainBatch
+from roll.types import (
+    AskedPictures,
+    Floats,
+    Ints,
+    Metrics,
+    NumberedCompletions,
+    Sampling,
+    Sequences,
+    TensorSpec,
+    TrainBatch,
+)
 from roll.weight_sync.routes import MeetingPoint, Rendezvous, Route
 
 if TYPE_CHECKING:  # the driver builds `Rank` before it imports torch
@@ -193,9 +203,14 @@ class GenerateStrategy(Protocol):
         ...
 
     def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None, shown: AskedPictures | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
-        """Yield `sampling.samples` completions of a prompt as they finish, reproducibly with a seed. Concurrent."""
+        """Yield `sampling.samples` completions of a prompt as they finish, reproducibly with a seed. Concurrent.
+
+        Args:
+            token_ids: [P], the prompt, with as many placeholders of its pictures as the model needs.
+            shown: the pictures. None if the prompt shows none.
+        """
         ...
 
     async def pause(self) -> None:

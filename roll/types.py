@@ -6,7 +6,7 @@ sequences (one for each trajectory of the episodes), and T the sum of the length
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -91,6 +91,59 @@ class RewardResult:
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """The K pictures of N token sequences, in the order in which the sequences show them."""
+
+    values: Floats
+    """[R, D], what the model's vision tower reads: one row for each patch of a picture (Qwen), or for each of its tiles
+    (SmolVLM). The rows of a picture are adjacent.
+    """
+    rows: NDArray[np.int64]
+    """[K], number of rows in `values` of each picture."""
+    grids: NDArray[np.int64]
+    """[K, 2], height and width of each picture in placeholder tokens, for models whose positions follow the grid; 0 for
+    others.
+    """
+    starts: NDArray[np.int64]
+    """[K], index of each picture's first placeholder token in its own sequence."""
+    counts: NDArray[np.int64]
+    """[N], number of pictures of each sequence."""
+    shared: NDArray[np.int64] | None = None
+    """[K], index in `values` of each picture's first row, if sequences share rows: responses to one prompt show the
+    same pictures. None: the rows of each picture follow those of the one before.
+    """
+
+    @property
+    def begins(self) -> NDArray[np.int64]:
+        """Return the index in `values` of each picture's first row, [K]."""
+        return np.cumsum(self.rows) - self.rows if self.shared is None else self.shared
+
+
+@dataclass(frozen=True)
+class AskedPictures:
+    """The pictures of a prompt as an engine gets them, once for all responses to the prompt."""
+
+    token_ids: Ints
+    """[U], the tokens of the prompt with a single placeholder for each picture."""
+    files: tuple[bytes, ...]
+    """The bytes of each picture's file, in the order of the placeholders."""
+    names: tuple[str, ...]
+    """The XXH3 hash of each file, in hexadecimal digits."""
+
+
+@dataclass(frozen=True)
+class PromptPictures:
+    """The pictures of a prompt. They are read only when they are needed, so that prompts that wait hold no pixels."""
+
+    names: tuple[str, ...]
+    """The path of each picture, or the hash of one that was given as bytes."""
+    asked: Callable[[], AskedPictures]
+    """Reads the files. Raises DataError if one has changed since the rows were prepared."""
+    pixels: Callable[[], Pictures]
+    """Reads the files, and returns what the vision tower sees. Raises DataError as `asked` does."""
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One prompt for the policy, rendered and tokenised."""
 
@@ -106,6 +159,10 @@ class Prompt:
     """The row of the data set, for reward functions."""
     place: str = ""
     """File and number of the row, `file:row`. Empty if the prompt is from no file."""
+    shown: PromptPictures | None = field(default=None, compare=False)
+    """The pictures of the prompt, whose placeholders `token_ids` has as many of as the model needs. None without any.
+    Rewards get a prompt without them.
+    """
 
 
 @dataclass(frozen=True)
@@ -258,6 +315,10 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, in addition to the end-of-sequence token of the model. The response includes them."""
+    placeholder: int | None = None
+    """The token that stands for a picture in a prompt. It ends a response as `stop_token_ids` do, and is then cut off
+    it, because no picture belongs to it there. None for models that see no pictures.
+    """
     end_texts: tuple[str, ...] = ()
     """Ends of a turn that are no single token. They end a response like `stop`. `Completion.text` leaves them out."""
     ignore_eos: bool = False
@@ -265,9 +326,14 @@ class Sampling:
     log_probs: bool = True
     """Whether to return the log-probs of the sampled tokens. Generation is faster without them."""
 
+    @property
+    def ending_token_ids(self) -> tuple[int, ...]:
+        """Return `stop_token_ids` and the placeholder."""
+        return self.stop_token_ids if self.placeholder is None else (*self.stop_token_ids, self.placeholder)
+
     def without_stop_token(self, token_ids: list[int]) -> list[int]:
-        """Return a response's tokens without that of `stop_token_ids` that ended it, special or not."""
-        return token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids
+        """Return a response's tokens without that of `ending_token_ids` that ended it, special or not."""
+        return token_ids[:-1] if token_ids and token_ids[-1] in self.ending_token_ids else token_ids
 
     def without_end_text(self, text: str) -> str:
         """Return a response's text without the text of `end_texts` that ended it."""
@@ -277,26 +343,6 @@ class Sampling:
 @dataclass(eq=False)
 class Session:
     """Identifies an episode's requests. The engine of the last one has the next one's prefix in its cache."""
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """The K pictures of N token sequences, in the order in which the sequences show them."""
-
-    values: Floats
-    """[R, D], what the model's vision tower reads: one row for each patch of a picture (Qwen), or for each of its tiles
-    (SmolVLM). The rows of a picture are adjacent.
-    """
-    rows: NDArray[np.int64]
-    """[K], number of rows in `values` of each picture."""
-    grids: NDArray[np.int64]
-    """[K, 2], height and width of each picture in placeholder tokens, for models whose positions follow the grid; 0 for
-    others.
-    """
-    starts: NDArray[np.int64]
-    """[K], index of each picture's first placeholder token in its own sequence."""
-    counts: NDArray[np.int64]
-    """[N], number of pictures of each sequence."""
 
 
 @dataclass(frozen=True)

@@ -268,6 +268,8 @@ class EndOfTurn:
     """Tokens that end a turn."""
     texts: tuple[str, ...] = ()
     """Ends that are no single token of the tokenizer."""
+    placeholder: int | None = None
+    """The token that stands for a picture; see `Sampling.placeholder`. None for models that see none."""
 
 
 NO_END = EndOfTurn()

@@ -351,7 +351,10 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
 
 
 def _media(problem: str, at: str = "") -> MessageFault:
-    remedy = "remove such rows, or describe the content in words; `pipeline: sft` reads pictures as parts of a content"
+    remedy = (
+        "remove such rows, or describe the content in words; `pipeline: sft` and `pipeline: rlvr` read pictures as "
+        "parts of a content if the model sees them"
+    )
     return MessageFault(
         "images, video or audio",
         f"{problem}: training on images, video and audio is not supported here",

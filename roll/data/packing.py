@@ -11,7 +11,7 @@ the result.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappush, heapreplace
 from typing import TypeVar
 
@@ -42,33 +42,39 @@ def concatenate(
 
 
 def concatenate_pictures(shown: Sequence[Pictures | None]) -> Pictures:
-    """Return the pictures of N sequences, given those of each one. At least one sequence has a picture."""
+    """Return the pictures of N sequences, given those of each one. At least one sequence has a picture.
+
+    Sequences for which the same object is given share its rows.
+    """
     parts = [one for one in shown if one is not None]
+    distinct = list({id(part): part for part in parts}.values())
+    ends = np.cumsum([len(part.values) for part in distinct])
+    before = {id(part): end - len(part.values) for part, end in zip(distinct, ends, strict=True)}
+    shares = len(distinct) < len(parts) or any(part.shared is not None for part in distinct)
     return Pictures(
-        values=np.concatenate([part.values for part in parts]),
+        values=np.concatenate([part.values for part in distinct]),
         rows=np.concatenate([part.rows for part in parts]),
         grids=np.concatenate([part.grids for part in parts]),
         starts=np.concatenate([part.starts for part in parts]),
         counts=np.concatenate([np.zeros(1, np.int64) if one is None else one.counts for one in shown]),
+        shared=np.concatenate([before[id(part)] + part.begins for part in parts]) if shares else None,
     )
 
 
 def select_pictures(shown: Pictures, chosen: NDArray[np.int64]) -> Pictures | None:
-    """Return the pictures of the chosen sequences, in the order of `chosen`; None if they show none."""
+    """Return the pictures of the chosen sequences, in the order of `chosen`, each with rows of its own; None if they
+    show none.
+    """
     firsts = np.cumsum(shown.counts) - shown.counts
     pictures = [np.arange(firsts[index], firsts[index] + shown.counts[index]) for index in chosen]
     which = np.concatenate([np.empty(0, np.int64), *pictures])
     if not len(which):
         return None
-    ends = np.cumsum(shown.rows)
-    # Adjacent pictures need no index for each row.
-    is_run = bool((np.diff(which) == 1).all())
-    spans = (
-        [slice(ends[which[0]] - shown.rows[which[0]], ends[which[-1]])]
-        if is_run
-        else [slice(ends[index] - shown.rows[index], ends[index]) for index in which]
-    )
-    values = shown.values[spans[0]] if is_run else np.concatenate([shown.values[span] for span in spans])
+    begins, ends = shown.begins[which], (shown.begins + shown.rows)[which]
+    if (begins[1:] == ends[:-1]).all():  # adjacent pictures need no copy
+        values = shown.values[begins[0] : ends[-1]]
+    else:
+        values = np.concatenate([shown.values[begin:end] for begin, end in zip(begins, ends, strict=True)])
     return Pictures(values, shown.rows[which], shown.grids[which], shown.starts[which], shown.counts[chosen])
 
 
@@ -120,7 +126,7 @@ def select(sequences: Sequences, indices: Sequence[int]) -> Sequences:
 
 def select_tokens(field: NDArray[Number], sequences: Sequences, indices: Sequence[int]) -> NDArray[Number]:
     """Return a per-token field of the chosen sequences, or zeros for the filler if there are no indices."""
-    return select_sequences(sequences, indices).tokens(field)
+    return select_sequences(replace(sequences, shown=None), indices).tokens(field)
 
 
 def members_of(examples: Sequence[int], sequences_per_example: int) -> list[int]:

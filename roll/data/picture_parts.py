@@ -93,6 +93,18 @@ def _of_data(text: str) -> PictureReference:
     return PictureReference(encoded=encoded)
 
 
+def without_bytes(given: Any) -> Any:
+    """Return messages, or the value of a column of pictures, without the bytes of pictures.
+
+    Of a `data:` URL only the type is left, and `bytes` and `base64` become None.
+    """
+    if isinstance(given, str):
+        return given.partition(",")[0] if given.startswith("data:image/") else given
+    if isinstance(given, Mapping):
+        return {key: None if key in ("bytes", "base64") else without_bytes(value) for key, value in given.items()}
+    return [*map(without_bytes, given)] if isinstance(given, list) else given
+
+
 def pictures_of(messages: Sequence[Mapping[str, Any]]) -> tuple[PictureReference, ...]:
     """Return the references of all pictures of a conversation, in order."""
     return tuple(reference for message in messages for reference in message.get(PICTURES, ()))

@@ -26,7 +26,7 @@ from transformers.utils.hub import cached_file
 from roll.config.derived.model_shape import TILED, sees_pictures
 from roll.data.picture_parts import PictureFault, PictureReference
 from roll.errors import DataError, Fault
-from roll.types import Ints, Pictures
+from roll.types import AskedPictures, Ints, Pictures, PromptPictures
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
 """Formats that are read, by Pillow's names."""
@@ -225,6 +225,31 @@ class Sight:
         assert (expected == tokens).all() and len(placeholders) == tokens.sum(), f"{place}: its pictures do not fit"
         starts = placeholders[np.cumsum(tokens) - tokens]
         return Pictures(values, rows, grids, starts, np.array([len(tokens)], np.int64))
+
+    def prompt_pictures(
+        self, stored: Sequence[Mapping[str, Any]], token_ids: Ints, asked_ids: Ints, place: str
+    ) -> PromptPictures | None:
+        """Return the pictures of a prompt, to be read later, given those of its row in the table; None without any.
+
+        Args:
+            token_ids: [P], the tokens of the prompt, with as many placeholders as the model needs.
+            asked_ids: [U], its tokens with a single placeholder for each picture.
+            place: the row, for an error.
+        """
+        if not stored:
+            return None
+        hashes = tuple(f"{one['digest'] % (1 << 64):016x}" for one in stored)
+
+        def asked() -> AskedPictures:
+            return AskedPictures(asked_ids, tuple(_unchanged(one, place) for one in stored), hashes)
+
+        def pixels() -> Pictures:
+            found = self.shown(stored, token_ids, place)
+            assert found is not None
+            return found
+
+        names = tuple(one["path"] or known for one, known in zip(stored, hashes, strict=True))
+        return PromptPictures(names, asked, pixels)
 
     def _tiles(self, picture: Image.Image) -> Mapping[str, Any]:
         seen = self.processor.preprocess([[picture]], return_tensors="np", return_row_col_info=True)

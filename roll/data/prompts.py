@@ -14,7 +14,7 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,9 +28,11 @@ from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import ChatTemplate, checked_renderer
+from roll.data.picture_parts import pictures_of
+from roll.data.pictures import Sight
 from roll.data.routes import DEFAULT_DOMAIN, DOMAIN, DomainRoutes, tag_routes
 from roll.data.rows import RowFault, prompt_conversation, read_row, remarks_of, template_arguments
-from roll.data.sources import find_sources
+from roll.data.sources import Source, find_sources, folder_of
 from roll.data.tables import (
     BATCH_ROWS,
     Preparation,
@@ -83,6 +85,7 @@ class PromptSet:
     _table: datasets.Dataset = field(repr=False)
     remarks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Number of rows of each file by remark; see `Texts.remarks`. The rows stay in the set."""
+    _sight: Sight | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -95,14 +98,20 @@ class PromptSet:
     def prompt(self, index: int, prompt_id: int) -> Prompt:
         """Return the prompt at `index`, 0 <= index < len(self), with the given `prompt_id`."""
         entry = self._table[int(self.positions[index])]
+        token_ids, place = np.asarray(entry["token_ids"], dtype=np.int32), place_of(entry, self.names)
+        asked_ids = np.asarray(entry["asked_ids"], dtype=np.int32)
         return Prompt(
             prompt_id=prompt_id,
-            token_ids=np.asarray(entry["token_ids"], dtype=np.int32),
+            token_ids=token_ids,
             text=entry["text"],
             domain=self.domains[self.domain_index[index]],
-            row=read_row(json.loads(entry["row"]), self._data_args),
-            place=place_of(entry, self.names),
+            row=self._row(entry["row"]),
+            place=place,
+            shown=self._sight and self._sight.prompt_pictures(entry["pictures"], token_ids, asked_ids, place),
         )
+
+    def _row(self, text: str) -> dict[str, Any]:
+        return read_row(json.loads(text), self._data_args, self._sight is not None)
 
     def rows(self, domain: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the index and the row of each prompt of a domain, in order."""
@@ -111,7 +120,7 @@ class PromptSet:
         for begin in range(0, len(indices), BATCH_ROWS):
             some = indices[begin : begin + BATCH_ROWS]
             for index, text in zip(some.tolist(), texts.take(self.positions[some]).to_pylist(), strict=True):
-                yield index, read_row(json.loads(text), self._data_args)
+                yield index, self._row(text)
 
     def faults(self, found: Sequence[tuple[int, RowFault]]) -> list[Fault]:
         """Return the faults of prompts, given by their indices, as an error should report them (see `check_rows`)."""
@@ -125,29 +134,30 @@ def prepare_prompts(
     sections: Mapping[str, RewardConfig | EnvironmentConfig],
     cache_folder: Path | None = None,
     embedded: int | None = None,
+    sight: Sight | None = None,
 ) -> PromptSet:
     """Read, check, render and tokenise all rows once. Later calls with the same files and tokenizer read the cache.
 
-    Prompts longer than `prompt_length` tokens are dropped and counted. A row belongs to the reward domain in its column
-    `domain`, or else to the domain whose `tag_included` lists its tag, or else to `DEFAULT_DOMAIN` if it exists.
+    Prompts longer than `prompt_length` tokens, placeholders of pictures included, are dropped and counted. A row
+    belongs to the reward domain in its column `domain`, or else to the domain whose `tag_included` lists its tag, or
+    else to `DEFAULT_DOMAIN` if it exists.
     If there is only one domain, rows without a tag belong to it.
 
     Args:
         sections: the configuration of each domain's reward or environment.
         cache_folder: folder of the prepared tables; by default the folder `roll` in the cache of `datasets`.
         embedded: see `check_ids`.
+        sight: how the model sees pictures. None: it sees none.
 
     Raises:
         DataError: some rows cannot be used (each fault names `file:row`), or no prompt is left.
         ConfigError: two domains claim the same tag.
     """
     routes = DomainRoutes(tuple(sections), tag_routes(sections))
-    sources = find_sources(data_args.file_name, data_args.split)
-    texts = partial(
-        _prompt_text, data_args=data_args, render=checked_renderer(data_args, tokenizer), unwritten=Unwritten()
+    sources = [replace(one, encodes_bytes=bool(sight)) for one in find_sources(data_args.file_name, data_args.split)]
+    table = prepared_table(
+        sources, _preparation(data_args, tokenizer, prompt_length, sight, sources), "prompts", cache_folder
     )
-    preparation = Preparation(texts, tokenizer, data_args.template == "raw", data_args, cut_of(prompt_length))
-    table = prepared_table(sources, preparation, "prompts", cache_folder)
     labels = routes.labels(column(table, DOMAIN), column(table, "tag"))
     check_rows(table, sources, routes.faults(labels, column(table, "reason") == "", data_args.tag))
     check_ids(table, sources, embedded)
@@ -176,20 +186,42 @@ def prepare_prompts(
         data_args,
         table,
         remarks,
+        sight,
     )
 
 
-def _prompt_text(row: Mapping[str, Any], data_args: DataConfig, render: ChatTemplate, unwritten: Unwritten) -> Texts:
+def _preparation(
+    data_args: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_length: int,
+    sight: Sight | None,
+    sources: Sequence[Source],
+) -> Preparation:
+    texts = partial(
+        _prompt_text,
+        data_args=data_args,
+        render=checked_renderer(data_args, tokenizer),
+        unwritten=Unwritten(),
+        sees=sight is not None,
+    )
+    cut, folders = cut_of(prompt_length), tuple(folder_of(source) for source in sources)
+    return Preparation(texts, tokenizer, data_args.template == "raw", data_args, cut, sight, folders, asks=True)
+
+
+def _prompt_text(
+    row: Mapping[str, Any], data_args: DataConfig, render: ChatTemplate, unwritten: Unwritten, sees: bool
+) -> Texts:
     render_row = partial(
         render, generate=True, further={**(data_args.chat_template_kwargs or {}), **template_arguments(row)}
     )
-    conversation = prompt_conversation(read_row(row, data_args), data_args)
+    conversation = prompt_conversation(read_row(row, data_args, sees), data_args, sees)
     text = render_row(conversation)
     remarks = remarks_of(row, data_args)
     return Texts(
         text,
         remarks=remarks
         + tuple(UNWRITTEN.format(place) for place in unwritten.in_context(conversation, text, render_row)),
+        pictures=pictures_of(conversation),
     )
 
 

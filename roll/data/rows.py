@@ -9,7 +9,15 @@ from typing import Any
 from roll.config.schema.model import DataConfig, truths_as_text
 from roll.data.json_text import parsed
 from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_message_keys
-from roll.data.picture_parts import MARK, REMEDY, PictureFault, PictureReference, reference_of, with_column
+from roll.data.picture_parts import (
+    MARK,
+    REMEDY,
+    PictureFault,
+    PictureReference,
+    reference_of,
+    with_column,
+    without_bytes,
+)
 from roll.errors import FaultCode
 from roll.registry import nearest
 from roll.types import FP32_MAX
@@ -56,12 +64,15 @@ class RowFault(Exception):
         self.code: FaultCode = code
 
 
-def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
+def read_row(row: Mapping[str, Any], data_args: DataConfig, sees: bool = False) -> dict[str, Any]:
     """Return the row with its JSON texts parsed. Some columns of ROLL's files contain such texts.
 
     Parsed are the column of the messages, `test_cases`, and `ground_truth` if its text is a JSON object. Any other text
     in `ground_truth` is the answer itself. If `data_args.ground_truth` names another column, or a key inside one, its
     value becomes the `ground_truth`.
+
+    Args:
+        sees: whether messages may show pictures; if so, a text of them is only parsed.
 
     Raises:
         RowFault: the text of `test_cases` is not JSON, the text of the messages is not a JSON list of messages, or the
@@ -73,7 +84,8 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
     if isinstance(done.get(TEST_CASES), str) and done[TEST_CASES].strip():
         done[TEST_CASES] = _from_json(done[TEST_CASES], TEST_CASES)
     if data_args.messages is not None and isinstance(row.get(data_args.messages), str):
-        done[data_args.messages] = _messages(row, data_args.messages)
+        text = row[data_args.messages]
+        done[data_args.messages] = _from_json(text, data_args.messages) if sees else _messages(row, data_args.messages)
     truth = done.get(GROUND_TRUTH)
     if isinstance(truth, str) and truth.lstrip().startswith("{"):
         done[GROUND_TRUTH] = _object_or_text(truth)
@@ -148,16 +160,20 @@ def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**(others or {}), **({TOOLS: tools} if tools else {})}
 
 
-def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
+def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: bool = False) -> Conversation:
     """Return the messages that the policy should answer.
+
+    Args:
+        sees: whether the model sees pictures; see `read_message`. All are then in place.
 
     Raises:
         RowFault: a column is missing, empty or of the wrong type, or the last message is not one that the policy can
-            answer.
+            answer; or there are more or fewer pictures than places for them.
     """
     if data_args.messages is None:
-        return _prompt(row, data_args)
-    conversation = _messages(row, data_args.messages)
+        conversation = _prompt(row, data_args)
+        return _with_pictures(conversation, row, data_args) if sees else conversation
+    conversation = _messages(row, data_args.messages, sees=sees)
     if conversation[-1]["role"] not in ("user", "tool"):
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
         raise RowFault(
@@ -166,7 +182,7 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig) -> Conver
             "end the list with the user's message that the policy should answer",
             "not_allowed",
         )
-    return conversation
+    return _with_pictures(conversation, row, data_args) if sees else conversation
 
 
 def example_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: bool = False) -> Conversation:
@@ -236,6 +252,17 @@ def column_pictures(row: Mapping[str, Any], column: str) -> list[PictureReferenc
             raise RowFault("unreadable picture", f"{place} is {_excerpt(element)}", REMEDY, "missing")
         found.append(reference)
     return found
+
+
+def without_pictures(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
+    """Return a row without the bytes of its pictures, for rewards and reports. Paths stay."""
+    shown = [name for name in (data_args.messages, data_args.images) if name is not None and name in row]
+    return {**row, **{name: without_bytes(_parsed_list(row[name])) for name in shown}}
+
+
+def _parsed_list(value: Any) -> Any:
+    """Return the list in a column that holds the JSON text of one, or else its value."""
+    return _parsed_or_none(value) or value if isinstance(value, str) and value.lstrip().startswith("[") else value
 
 
 def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, Conversation]:

@@ -33,13 +33,13 @@ from roll.data.native import added_tokens
 from roll.data.picture_parts import PictureFault, PictureReference
 from roll.data.pictures import Sight, StoredPicture, digest_of, expanded, stamp_of
 from roll.data.routes import DOMAIN
-from roll.data.rows import COLUMNS, RowFault
+from roll.data.rows import COLUMNS, RowFault, without_pictures
 from roll.data.sources import Source
 from roll.errors import DataError, Fault, RollError
 from roll.system.orphans import forks_die_too
 from roll.system.own_folder import LockHeld, holding_lock
 
-FORMAT = "15"
+FORMAT = "16"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 REPORTED_ROWS = 20
 """Largest number of faulty rows that an error names."""
@@ -71,6 +71,7 @@ PREPARED = datasets.Features(
         "row": datasets.Value("large_string"),
         "digest": datasets.Value("int64"),
         "token_ids": datasets.LargeList(datasets.Value("int32")),
+        "asked_ids": datasets.LargeList(datasets.Value("int32")),
         "prompt_tokens": datasets.Value("int32"),
         "response_tokens": datasets.Value("int32"),
         "rejected_tokens": datasets.Value("int32"),
@@ -99,15 +100,16 @@ PREPARED = datasets.Features(
 )
 """Columns of a prepared table:
 
-- `row`: the row as JSON text; empty if it shows pictures, which it may have the bytes of.
+- `row`: the row as JSON text. One that shows pictures is without their bytes, or empty if it is not for RL.
 - `digest`: the XXH3 hash of the row, and of the files of its pictures.
 - `token_ids`: the tokens of the prompt, the response and the rejected response, concatenated.
+- `asked_ids`: the tokens of a prompt for RL that shows pictures, with a single placeholder for each; else empty.
 - `pieces`: the number of tokens of each of `Texts.pieces` and of the response; empty if the prompt has no pieces.
 - `alike`: whether the two responses of a pair are the same.
 - `value`: the label or the margin.
 - `remarks`: see `Texts.remarks`.
 - `pictures`: the row's pictures, in the order of their placeholders; see `StoredPicture`.
-- `text`: the rendered prompt.
+- `text`: the rendered prompt. In RL it has a single placeholder for each picture.
 - `reason`, `problem`, `remedy`, `code`: the row's fault; empty for a row without one.
 """
 
@@ -150,6 +152,10 @@ class Preparation:
     """How the model sees pictures. None if it sees none."""
     folders: tuple[Path, ...] = ()
     """By source, the folder where the relative paths of its pictures start."""
+    asks: bool = False
+    """Whether the texts are prompts for RL: engines get them with a single placeholder for each picture, and rewards
+    get the rows.
+    """
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         """Convert a batch of RAW rows to PREPARED rows."""
@@ -160,6 +166,7 @@ class Preparation:
         contexts = [record["text"] for record in records]
         responses = self._continued(contexts, [record.pop("response") for record in records])
         others = self._continued(contexts, [record.pop("rejected") for record in records])
+        self._take_asked(records)
         for record, whole, pieces, response, other in zip(records, prompts, in_pieces, responses, others, strict=True):
             prompt = [token for piece in pieces for token in piece] if pieces else whole
             record |= {"token_ids": prompt + response + other, "prompt_tokens": len(prompt)}
@@ -172,12 +179,23 @@ class Preparation:
         columns = {
             name: [record[name] for record in records] for name in PREPARED if name not in ("file", "number", "row")
         }
-        kept = ["" if record["pictures"] else row for record, row in zip(records, batch["row"], strict=True)]
+        kept = [self._kept_row(record, row) for record, row in zip(records, batch["row"], strict=True)]
         return {"file": batch["file"], "number": batch["number"], "row": kept, **columns}
+
+    def _take_asked(self, records: list[dict[str, Any]]) -> None:
+        """Replace the text of each prompt that shows pictures by that with a single placeholder for each."""
+        asked = [record.pop("asked") for record in records]
+        for record, text, ids in zip(records, asked, self._tokenised(asked, self.special_tokens), strict=True):
+            record |= {"asked_ids": ids} | ({"text": text} if text else {})
+
+    def _kept_row(self, record: Mapping[str, Any], row: str) -> str:
+        if not record["pictures"]:
+            return row
+        return json.dumps(without_pictures(json.loads(row), self.data_args), ensure_ascii=False) if self.asks else ""
 
     def _record(self, row_text: str, problem: str, file: int) -> dict[str, Any]:
         record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": (), "remarks": []}
-        record["pictures"] = []
+        record |= {"pictures": [], "asked": ""}
         record |= dict.fromkeys(("label", "domain", "tag"))
         digest = int.from_bytes(xxhash.xxh3_64_digest(row_text.encode()), "big", signed=True)
         record |= {"reason": "", "problem": "", "remedy": "", "code": "", "digest": digest}
@@ -197,8 +215,10 @@ class Preparation:
         try:
             texts = self.texts(row)
             if self.sight:
+                asked = texts.prompt
                 stored, texts = with_placeholders(texts, self.sight, self.folders[file])
                 record["pictures"] = [asdict(one) for one in stored]
+                record["asked"] = asked if stored and self.asks else ""
                 contents = b"".join(one.digest.to_bytes(8, "big", signed=True) for one in stored)
                 record["digest"] ^= digest_of(contents) if stored else 0
             record |= {

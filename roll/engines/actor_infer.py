@@ -20,7 +20,7 @@ from roll.engines.pool import EnginePool, Running
 from roll.errors import RollError, WorkerDied, WorkerLate
 from roll.ray.device_sharing import Residency, run_together
 from roll.ray.group import LOOK_SECONDS, WorkerGroup
-from roll.types import Ints, Metrics, NumberedCompletions, Sampling, Session
+from roll.types import AskedPictures, Ints, Metrics, NumberedCompletions, Sampling, Session
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route
@@ -51,6 +51,7 @@ class _Request:
     waiting: list[int]
     """Numbers of the samples that are not assigned to an engine, in order."""
     session: Session | None = None
+    shown: AskedPictures | None = None
     ended: asyncio.Queue[NumberedCompletions | Exception] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     was_late: bool = False
@@ -98,14 +99,19 @@ class ActorInfer:
         self.pool = EnginePool(group, start_seconds, self.takes_weights, self._engines_changed, answers)
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+        self,
+        token_ids: Ints,
+        sampling: Sampling,
+        seed: int | None = None,
+        session: Session | None = None,
+        shown: AskedPictures | None = None,
     ) -> AsyncGenerator[NumberedCompletions, None]:
         """Yield the samples of one prompt as they finish. Samples wait in order of arrival until an engine has room for
         them.
 
         Requests of one session go to the same engine, unless it is dead or full.
         """
-        request = _Request(self._asked, token_ids, sampling, seed, list(range(sampling.samples)), session)
+        request = _Request(self._asked, token_ids, sampling, seed, list(range(sampling.samples)), session, shown)
         self._asked += 1
         if not self._open:
             self._samples = self._ended_samples = 0
@@ -171,7 +177,7 @@ class ActorInfer:
         sampling = request.sampling if count == request.sampling.samples else replace(request.sampling, samples=count)
         seed = None if request.seed is None else request.seed + first
         items = self._group.callers[engine].stream(
-            GenerateStrategy.generate, request.token_ids, sampling, seed, seconds=self._rollout_seconds
+            GenerateStrategy.generate, request.token_ids, sampling, seed, request.shown, seconds=self._rollout_seconds
         )
         try:
             try:

@@ -236,6 +236,18 @@ def load_seeing_model(path: str, model_args: ModelConfig, packed: bool = True) -
     return model
 
 
+def load_fixed_model(path: str, model_args: ModelConfig, packed: bool = True) -> PreTrainedModel:
+    """Load a model that scores or generates, whether or not it sees pictures.
+
+    Raises the same errors as `load_causal_model`.
+    """
+    try:
+        sees_pictures = _sees(path, model_args)
+    except (OSError, ValueError):  # `load_causal_model` says what is wrong
+        sees_pictures = False
+    return (load_seeing_model if sees_pictures else load_causal_model)(path, model_args, packed)
+
+
 def load_seeing_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
     """Load a policy that sees pictures, as `load_policy` loads others. An adapter is on its text model alone."""
     model = load_seeing_model(path, model_args)
@@ -367,8 +379,8 @@ def _sees(path: str, model_args: ModelConfig) -> bool:
 
 
 def _seeing(path: str) -> Fault:
-    problem = f"the model '{path}' sees pictures, and only SFT trains such models yet"
-    return Fault("pretrain", problem, "use pipeline: sft, or a model of text alone", "unfit")
+    problem = f"the model '{path}' sees pictures, and only SFT and RLVR train such models yet"
+    return Fault("pretrain", problem, "use pipeline: sft or rlvr, or a model of text alone", "unfit")
 
 
 def unreadable(path: str, what: str, error: Exception) -> Fault:

@@ -301,7 +301,7 @@ class Rewards:
         worker, responses_there = waiting.take(len(responses))
         try:
             seconds = longest(self._sections[prompt.domain], responses_there)
-            return await workers.one(worker, seconds, RewardWorker.score, prompt, responses)
+            return await workers.one(worker, seconds, RewardWorker.score, replace(prompt, shown=None), responses)
         finally:
             waiting.leave(worker, len(responses))
 

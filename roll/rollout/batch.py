@@ -27,6 +27,7 @@ from roll.algorithms.shaping import (
     length_weights,
     overlong_penalty,
 )
+from roll.data.packing import concatenate_pictures
 from roll.errors import RollError
 from roll.rollout.filters import has_verdict, usable
 from roll.rollout.record import joined_turns, token_log_probs, token_routes, token_versions
@@ -36,6 +37,7 @@ from roll.types import (
     Floats,
     Ints,
     Metrics,
+    Pictures,
     RewardOutcome,
     RolloutGroup,
     Routes,
@@ -132,7 +134,9 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
     rewards = _shaped(episodes, shaping)
     baselines = [baseline for index, _ in kept if (baseline := groups[index].baseline) is not None]
     return Experience(
-        sequences=_laid_end_to_end(trajectories, segments, np.array(learns)[episode_of_sequence]),
+        sequences=_laid_end_to_end(
+            trajectories, segments, np.array(learns)[episode_of_sequence], _shown(groups, [index for index, _ in kept])
+        ),
         episode_of_sequence=episode_of_sequence,
         rewards=rewards,
         groups=np.repeat(np.arange(len(groups), dtype=np.int32), counts),
@@ -179,19 +183,34 @@ def _learns(episode: Episode, mean_score: float, shaping: Shaping) -> bool:
     return learns
 
 
-def _laid_end_to_end(trajectories: Sequence[Trajectory], segments: Sequence[Segment], learns: np.ndarray) -> Sequences:
+def _shown(groups: Sequence[RolloutGroup], group_of_episode: Sequence[int]) -> Pictures | None:
+    """Return the pictures of the episodes, each of a single trajectory; None if no prompt shows any.
+
+    The episodes of a group share one copy of the pixels.
+    """
+    used = {index: groups[index].prompt.shown for index in group_of_episode}
+    pictures = {index: shown and shown.pixels() for index, shown in used.items()}
+    of_episode = [pictures[index] for index in group_of_episode]
+    return concatenate_pictures(of_episode) if any(one is not None for one in of_episode) else None
+
+
+def _laid_end_to_end(
+    trajectories: Sequence[Trajectory], segments: Sequence[Segment], learns: np.ndarray, shown: Pictures | None
+) -> Sequences:
     """Return one sequence for each trajectory.
 
     Args:
         segments: the segments of all trajectories, in order.
         learns: for each trajectory, whether its sampled tokens enter the loss.
+        shown: the pictures of the trajectories.
     """
+    assert shown is None or len(shown.counts) == len(trajectories), "an episode with pictures has a single trajectory"
     lengths = np.array([len(segment.token_ids) for segment in segments])
     counts = np.array([len(trajectory.segments) for trajectory in trajectories])
     offsets = np.concatenate([[0], np.cumsum(lengths)[np.cumsum(counts) - 1]]).astype(np.int64)
     in_loss = np.array([segment.sampled for segment in segments]) & np.repeat(learns, counts)
     token_ids = np.concatenate([segment.token_ids for segment in segments], dtype=np.int32)
-    return Sequences(token_ids, offsets, np.repeat(in_loss, lengths), token_routes(segments))
+    return Sequences(token_ids, offsets, np.repeat(in_loss, lengths), token_routes(segments), shown)
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> Metrics:

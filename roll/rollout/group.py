@@ -13,8 +13,18 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from roll.rollout.record import Locate, by_turns, single_turns
-from roll.types import Completion, Episode, Ints, NumberedCompletions, Prompt, RewardResult, RolloutGroup, Sampling
+from roll.rollout.record import Locate, by_turns, single_turns, without_placeholder
+from roll.types import (
+    AskedPictures,
+    Completion,
+    Episode,
+    Ints,
+    NumberedCompletions,
+    Prompt,
+    RewardResult,
+    RolloutGroup,
+    Sampling,
+)
 
 T = TypeVar("T")
 
@@ -23,9 +33,12 @@ class Generator(Protocol):
     """Samples responses to prompts from the current policy."""
 
     def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: AskedPictures | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
-        """Yield completions as they end, `sampling.samples` in all. A seed makes them reproducible."""
+        """Yield completions as they end, `sampling.samples` in all. A seed makes them reproducible.
+
+        `shown` are the pictures of the prompt. None if it shows none.
+        """
         ...
 
 
@@ -82,13 +95,15 @@ class SingleTurns:
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. Several prompts may be sampled at the same time."""
         sampling, locate = self.sampling, self.locate
-        answer = self.generator.generate(prompt.token_ids, sampling, seed)
+        shown = None if prompt.shown is None else await asyncio.to_thread(prompt.shown.asked)
+        answer = self.generator.generate(prompt.token_ids, sampling, seed, shown=shown)
         if self.greedy_baseline:
             greedy = replace(sampling, samples=1, temperature=0.0, top_p=1.0, top_k=-1)
-            answer = followed(answer, sampling.samples, self.generator.generate(prompt.token_ids, greedy, seed))
+            other = self.generator.generate(prompt.token_ids, greedy, seed, shown=shown)
+            answer = followed(answer, sampling.samples, other)
         async with aclosing(_Scored(prompt, self.scorer)) as scored, aclosing(answer):
             async for ended in answer:
-                scored.add(ended)
+                scored.add([(number, without_placeholder(one, sampling.placeholder)) for number, one in ended])
             completions, results = await scored.group()
         episodes = single_turns(prompt, completions, results)
         if locate:
@@ -221,7 +236,7 @@ class JudgedInTurn:
         """Domain whose judge model is on the devices; None while the engines may be on them."""
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: AskedPictures | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         async with self._changes:
             await self._changes.wait_for(lambda: not self._scoring)
@@ -230,7 +245,7 @@ class JudgedInTurn:
                 self._domain = None
             self._generating += 1
         try:
-            async with aclosing(self._generator.generate(token_ids, sampling, seed)) as answer:
+            async with aclosing(self._generator.generate(token_ids, sampling, seed, shown=shown)) as answer:
                 async for ended in answer:
                     yield ended
         finally:

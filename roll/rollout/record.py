@@ -54,6 +54,21 @@ def single_turns(prompt: Prompt, completions: Sequence[Completion], results: Seq
     ]
 
 
+def without_placeholder(one: Completion, placeholder: int | None) -> Completion:
+    """Return a completion without the placeholder of a picture that ended it; see `Sampling.placeholder`."""
+    if placeholder is None or not len(one.token_ids) or one.token_ids[-1] != placeholder:
+        return one
+    log_probs = None if one.log_probs is None else one.log_probs[:-1]
+    routes = None if one.routes is None else one.routes[:-1]
+    return replace(
+        one,
+        token_ids=one.token_ids[:-1],
+        log_probs=log_probs,
+        policy_versions=one.policy_versions[:-1],
+        routes=routes,
+    )
+
+
 def sampled_segment(one: Completion, calls: Sequence[Mapping[str, Any]] = ()) -> Segment:
     """Return a segment that the policy sampled, with its tool calls."""
     return Segment(one.token_ids, True, one.log_probs, version_runs(one.policy_versions), one.text, calls)

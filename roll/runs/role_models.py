@@ -43,9 +43,9 @@ def sampling_of(
         longest: largest number of new tokens, if `generating` does not set it.
         samples: number of responses, if `generating` does not set it.
         log_probs: whether to return log-probs.
-        end: what ends a turn in the template of the prompts. With `ignore_eos` nothing does.
+        end: what ends a turn in the template of the prompts. With `ignore_eos` only the placeholder of a picture does.
     """
-    end = NO_END if generating.ignore_eos else end
+    end = EndOfTurn(placeholder=end.placeholder) if generating.ignore_eos else end
     return Sampling(
         max_new_tokens=generating.max_new_tokens or longest,
         samples=generating.num_return_sequences or samples,
@@ -56,6 +56,7 @@ def sampling_of(
         stop=generating.stop_strings,
         end_texts=end.texts,
         stop_token_ids=end.token_ids,
+        placeholder=end.placeholder,
         ignore_eos=generating.ignore_eos,
         log_probs=log_probs,
     )

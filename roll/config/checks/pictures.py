@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.batch import learner
+from roll.config.derived.fixed_roles import model_reward, teacher_roles
 from roll.config.derived.model_shape import ModelShape
-from roll.config.derived.placement import model_roles
+from roll.config.derived.placement import model_roles, sends_adapter
 from roll.config.derived.sight import blind_faults
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import SftConfig
 from roll.config.schema.pipelines import Config
+from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
 
 
 def picture_key_faults(config: Config) -> Iterator[Fault]:
-    """Yield faults of the keys about pictures outside SFT, or together with keys that exclude them."""
+    """Yield faults of the keys about pictures in other pipelines, or together with keys that exclude them."""
     own, learning = learner(config)
     given: dict[str, DataConfig] = {f"{place}.data_args": rows for place, rows in held_out_data(config).items()}
     if learning.data_args:
         given[f"{own}.data_args"] = learning.data_args
     for where, columns in given.items():
-        if columns.images and not isinstance(config, SftConfig):
+        if columns.images and not isinstance(config, SftConfig | RlvrConfig):
             problem = f"'{columns.images}', but pipeline {config.pipeline} reads no pictures yet"
-            yield Fault(f"{where}.images", problem, "remove it, or use pipeline: sft", "not_supported")
+            yield Fault(f"{where}.images", problem, "remove it, or use pipeline: sft or rlvr", "not_supported")
         elif columns.images and columns.text:
             problem = f"'{columns.images}', but text is '{columns.text}', which is trained on as it is"
             yield Fault(f"{where}.images", problem, "set only one of the two", "exclusive")
@@ -34,9 +36,9 @@ def picture_key_faults(config: Config) -> Iterator[Fault]:
         if "freeze_vision" not in model.model_fields_set:
             continue
         where = f"{name}.model_args.freeze_vision"
-        if not isinstance(config, SftConfig):
+        if not isinstance(config, SftConfig | RlvrConfig):
             problem = f"'{model.freeze_vision}', but pipeline {config.pipeline} trains no model that sees pictures yet"
-            yield Fault(where, problem, "remove it, or use pipeline: sft", "not_supported")
+            yield Fault(where, problem, "remove it, or use pipeline: sft or rlvr", "not_supported")
         elif model.lora_target and model.freeze_vision != "all":
             problem = f"'{model.freeze_vision}', but lora_target is {model.lora_target}, which freezes all of the model"
             yield Fault(where, problem, "remove it, or remove lora_target", "contradiction")
@@ -48,16 +50,53 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
     Args:
         shapes: the known shapes of models by role.
     """
+    learning, _ = learner(config)
     for name, role in model_roles(config).items():
         if name not in shapes:
             continue
         if shapes[name].vision is None:
-            yield from blind_faults(config) if isinstance(config, SftConfig) else ()
-        elif not isinstance(config, SftConfig):
+            yield from blind_faults(config) if name == learning and isinstance(config, SftConfig | RlvrConfig) else ()
+        elif not isinstance(config, SftConfig | RlvrConfig):
             problem = f"it sees pictures, and pipeline {config.pipeline} does not support such models yet"
-            yield Fault(_model_key(name, role), problem, "use pipeline: sft, or a model of text alone", "not_supported")
+            remedy = "use pipeline: sft or rlvr, or a model of text alone"
+            yield Fault(_model_key(name, role), problem, remedy, "not_supported")
+        elif isinstance(config, RlvrConfig) and name not in SEEING:
+            problem = f"it sees pictures, which only {', '.join(SEEING)} may"
+            yield Fault(_model_key(name, role), problem, "use a model of text alone", "not_supported")
         else:
             yield from _unsupported(name, role)
+    if isinstance(config, RlvrConfig) and learning in shapes and shapes[learning].vision is not None:
+        yield from _not_in_rlvr(config)
+
+
+SEEING = ("actor_train", "actor_infer", "reference")
+"""Roles of RLVR whose model may see pictures."""
+
+
+def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of the parts of RLVR that do not work with a policy that sees pictures."""
+    text = "use a model of text alone"
+    environments = [f"environments.{domain}" for domain in config.environments]
+    judges = [
+        f"rewards.{domain}" for domain, reward in config.rewards.items() if model_reward(domain, reward) is not None
+    ]
+    found = {
+        **dict.fromkeys(environments, "it is an environment, whose conversations have no pictures"),
+        **dict.fromkeys(judges, "it is scored by a model, which would not see the pictures"),
+        **dict.fromkeys(teacher_roles(config), "it is a teacher, which would not see the pictures"),
+        **({"critic": "it is a critic, which would not see the pictures"} if config.critic else {}),
+    }
+    for where, why in found.items():
+        yield Fault(where, f"{why} of the policy's prompts", f"remove it, or {text}", "not_supported")
+    if config.replay_from is not None:
+        problem = f"'{config.replay_from}', but kept rollouts have no pictures, and the policy sees them"
+        yield Fault("replay_from", problem, f"remove it, or {text}", "not_supported")
+    if sends_adapter(config):
+        problem = "adapter, but it was not tried whether engines apply adapters right to a model that sees pictures"
+        yield Fault("weight_sync.lora", problem, "set it to merged", "not_supported")
+    if config.actor_infer.strategy_args.traits.servers is not None:
+        problem = f"{config.actor_infer.strategy_args.strategy_name}, but pictures are not sent to other servers yet"
+        yield Fault("actor_infer.strategy_args.strategy_name", problem, "use vllm or hf_infer", "not_supported")
 
 
 def _model_key(name: str, role: RoleConfig) -> str:

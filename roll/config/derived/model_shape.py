@@ -105,6 +105,8 @@ class DeltaLayers:
 class VisionShape:
     """The part of a model that sees pictures."""
 
+    model_type: str
+    """The `model_type` of the whole model: one of `PATCHED` or `TILED`."""
     hidden_size: int
     intermediate_size: int
     layers: int
@@ -405,11 +407,13 @@ def _patches(vision: Mapping[str, Any], kind: str, text: ModelShape) -> VisionSh
     attention = 4 * hidden * hidden + 4 * hidden
     if not is_third:  # RMS norms, and a gated MLP with biases
         layer = 2 * hidden + attention + 3 * hidden * inner + 2 * inner + hidden
-        return VisionShape(hidden, inner, layers, values * hidden + layers * layer, hidden + merger, merge**2, values)
+        tower = values * hidden + layers * layer
+        return VisionShape(kind, hidden, inner, layers, tower, hidden + merger, merge**2, values)
     layer = 4 * hidden + attention + 2 * hidden * inner + inner + hidden
     deep = len(vision.get("deepstack_visual_indexes", (8, 16, 24)))
     tower = (values + 1 + vision.get("num_position_embeddings", 2304)) * hidden + layers * layer
-    return VisionShape(hidden, inner, layers, tower, 2 * hidden + merger + deep * (2 * wide + merger), merge**2, values)
+    projector = 2 * hidden + merger + deep * (2 * wide + merger)
+    return VisionShape(kind, hidden, inner, layers, tower, projector, merge**2, values)
 
 
 def _tiles(vision: Mapping[str, Any], values: Mapping[str, Any], text: ModelShape) -> VisionShape:
@@ -421,7 +425,8 @@ def _tiles(vision: Mapping[str, Any], values: Mapping[str, Any], text: ModelShap
     layer = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden
     embedding = (patch + 1 + (vision.get("image_size", 224) // side) ** 2) * hidden
     tower = embedding + layers * layer + 2 * hidden
-    return VisionShape(hidden, inner, layers, tower, hidden * merge**2 * text.hidden_size, merge**2, patch)
+    projector, kind = hidden * merge**2 * text.hidden_size, str(values["model_type"])
+    return VisionShape(kind, hidden, inner, layers, tower, projector, merge**2, patch)
 
 
 def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:

@@ -17,18 +17,20 @@ from transformers import GenerationConfig
 
 from roll.backend import EngineActivity, Rank
 from roll.config.plan.memory import compiles
+from roll.data.pictures import load_sight
+from roll.engines.hf.seeing import picture_inputs
 from roll.engines.hf.settings import HfGenerateSettings, HfRewardSettings, HfScoreSettings
 from roll.engines.request_gate import RequestGate
 from roll.errors import WeightSyncError
 from roll.models.layers import compile_layers
-from roll.models.load import load_causal_model, load_tokenizer
+from roll.models.load import load_fixed_model, load_tokenizer
 from roll.models.memory_guard import FEWER_TOKENS, readable_memory_errors
 from roll.models.offload import Offload, tensors_in
 from roll.models.packed import PackedScore, packed_inputs
 from roll.models.thinking import ResponseTexts
 from roll.models.value import load_reward_model
 from roll.system.signs import announce
-from roll.types import Completion, FinishReason, Floats, Ints, NumberedCompletions, Sampling, Sequences
+from roll.types import AskedPictures, Completion, FinishReason, Floats, Ints, NumberedCompletions, Sampling, Sequences
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Transport
@@ -134,7 +136,7 @@ class HfScore(PackedScore):
     def __init__(self, settings: HfScoreSettings, rank: Rank) -> None:
         announce("loading the model")
         with readable_memory_errors(rank, "loading the model"):
-            policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args)).to(rank.device).eval()
+            policy = settings.wrap(load_fixed_model(settings.model_path, settings.model_args)).to(rank.device).eval()
         if compiles(settings.model_args, on_gpu=rank.device == "cuda"):
             compile_layers(policy.causal)
         super().__init__(policy, policy, rank, Offload(rank.device, constant=True))
@@ -157,11 +159,13 @@ class HfGenerate:
         self._reader = BucketReader(Route(Transport.FILE, same_host=True), None, 0, torch.device(self._device))
 
     async def start(self) -> None:
-        self._tokenizer = load_tokenizer(self._settings.model_path, self._settings.model_args.trust_remote_code)
+        path, trusts = self._settings.model_path, self._settings.model_args.trust_remote_code
+        self._tokenizer = load_tokenizer(path, trusts)
+        self._sight = load_sight(path, self._tokenizer, trusts)
         self._text = ResponseTexts(self._tokenizer)
         announce("loading the model")
         with readable_memory_errors(self._rank, "loading the model"):
-            self._base = load_causal_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
+            self._base = load_fixed_model(self._settings.model_path, self._settings.model_args, packed=False).eval()
             self._base.to(self._device)  # pyright: ignore[reportArgumentType]
         # The model's own generation_config would silently change the sampling. Only its ends of sequence count.
         self._model_ends = model_ends(self._base.generation_config, self._tokenizer.eos_token_id)
@@ -169,20 +173,24 @@ class HfGenerate:
         self._model = self._base
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None, shown: AskedPictures | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `GenerateStrategy`. All samples of a call are yielded together and share one seed."""
         async with self._generates:
             with self._gate:
-                completions = await asyncio.to_thread(self._generate, token_ids, sampling, seed)
+                completions = await asyncio.to_thread(self._generate, token_ids, sampling, seed, shown)
         self._prefilled += sampling.samples * len(token_ids)
         self._generated += sum(len(completion.token_ids) for completion in completions)
         yield list(enumerate(completions))
 
     @torch.no_grad()
-    def _generate(self, token_ids: Ints, sampling: Sampling, seed: int | None) -> list[Completion]:
+    def _generate(
+        self, token_ids: Ints, sampling: Sampling, seed: int | None, shown: AskedPictures | None
+    ) -> list[Completion]:
         if seed is not None:
             torch.manual_seed(seed)
+        assert self._sight or shown is None, "the model sees no pictures"
+        pixels = picture_inputs(self._sight, shown, token_ids, sampling.samples, self._device) if self._sight else {}
         prompt = torch.from_numpy(token_ids.astype(np.int64))[None].to(self._device)
         output = self._model.generate(  # pyright: ignore[reportCallIssue]
             prompt.repeat(sampling.samples, 1),
@@ -191,6 +199,7 @@ class HfGenerate:
             tokenizer=self._tokenizer,
             return_dict_in_generate=True,
             output_scores=sampling.log_probs,
+            **pixels,
         )
         sampled = output.sequences[:, prompt.shape[1] :]
         log_probs: Sequence[Floats | None] = [None] * sampling.samples
@@ -226,7 +235,7 @@ class HfGenerate:
 
     def _ends(self, sampling: Sampling) -> list[int]:
         """Return the tokens that end a response. With `ignore_eos`, those that the request names, as in vLLM."""
-        return sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._model_ends)})
+        return sorted({*sampling.ending_token_ids, *(() if sampling.ignore_eos else self._model_ends)})
 
     def _end(self, token_ids: Ints, sampling: Sampling) -> tuple[int, FinishReason]:
         """Return the length of a response and why it ended. Later end-of-sequence tokens are padding of the batch."""

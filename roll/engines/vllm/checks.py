@@ -18,6 +18,8 @@ from roll.errors import Fault
 
 TRITON_BACKENDS = "triton.backends"
 """Entry points under which packages announce backends of Triton."""
+NEED_TORCHVISION = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
+"""Values of `model_type` of models whose processors in vLLM also read videos, for which they need torchvision."""
 LARGEST_ADAPTER_RANK = 512
 """vLLM's largest `max_lora_rank`."""
 CPU_HEADS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -69,6 +71,14 @@ def missing_in_vllm(name: str, role: RoleConfig, shape: ModelShape | None) -> It
     where = f"{name}.strategy_args.strategy_name"
     if shape and shape.delta and find_spec("torchvision") is None:
         problem = "vllm, but its code for Qwen3.5 needs the package torchvision, which is not installed"
+        yield Fault(
+            where, problem, "install the torchvision build for this torch version, or use hf_infer", "not_installed"
+        )
+    if shape and shape.vision and shape.vision.model_type in NEED_TORCHVISION and find_spec("torchvision") is None:
+        kind = shape.vision.model_type
+        problem = (
+            f"vllm, but its processor of pictures for {kind} needs the package torchvision, which is not installed"
+        )
         yield Fault(
             where, problem, "install the torchvision build for this torch version, or use hf_infer", "not_installed"
         )

@@ -25,10 +25,11 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+from PIL import Image
 from vllm import AsyncEngineArgs, PoolingParams, SamplingParams
 from vllm.config import VllmConfig, WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
@@ -44,6 +45,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from roll.backend import EngineActivity, Rank
+from roll.data.pictures import decoded
 from roll.engines.as_they_end import as_they_end
 from roll.engines.request_gate import RequestGate
 from roll.engines.vllm.fork_server import forked_engine
@@ -53,7 +55,7 @@ from roll.models.load import load_tokenizer
 from roll.models.thinking import ResponseTexts
 from roll.models.value import check_reward_model
 from roll.system.signs import announce
-from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Routes, Sampling
+from roll.types import AskedPictures, Completion, FinishReason, Ints, NumberedCompletions, Routes, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.messages import ABANDONED, bucket_as_plain, route_as_plain
@@ -193,6 +195,45 @@ ASLEEP = ("weights", "kv_cache")
 """Names of the parts of memory that vLLM frees in sleep and restores on wake-up (its `SLEEP_TAGS`)."""
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a request asks, once for all of its samples."""
+
+    token_ids: list[int]
+    """The prompt, with as many placeholders as the model needs."""
+    shown: AskedPictures | None
+    pictures: Sequence[Image.Image]
+
+    @classmethod
+    async def of(cls, token_ids: Ints, shown: AskedPictures | None) -> _Asked:
+        """Return the request for a prompt. Its pictures are decoded in a thread."""
+        pictures = await asyncio.to_thread(lambda: [*map(decoded, shown.files)]) if shown else []
+        return cls(token_ids.tolist(), shown, pictures)
+
+    def prompt(self, weights: str) -> TokensPrompt:
+        """Return vLLM's prompt. `weights` identifies the engine's weights, so that it caches nothing of earlier ones:
+        neither keys and values, nor the features of a picture.
+        """
+        if self.shown is None:
+            return TokensPrompt(prompt_token_ids=self.token_ids, cache_salt=weights)
+        return TokensPrompt(
+            prompt_token_ids=self.shown.token_ids.tolist(),
+            multi_modal_data={"image": list(self.pictures)},
+            multi_modal_uuids={"image": [f"{weights}-{name}" for name in self.shown.names]},
+            cache_salt=weights,
+        )
+
+    def check(self, read: Sequence[int] | None) -> None:
+        """Raise RuntimeError if vLLM read other tokens than the trainer will: its processor is another."""
+        if self.shown is None or read is None or list(read) == self.token_ids:
+            return
+        sizes = ", ".join(f"{picture.width} x {picture.height}" for picture in self.pictures)
+        raise RuntimeError(
+            f"vLLM's processor made {len(read)} tokens of a prompt with pictures of {sizes} pixels, and roll's made "
+            f"{len(self.token_ids)}: use hf_infer, or the preprocessor_config.json that the model was published with"
+        )
+
+
 class VllmGenerate:
     """Implements `GenerateStrategy`."""
 
@@ -240,7 +281,7 @@ class VllmGenerate:
         await self.open_route(Route(Transport.FILE, same_host=True), None)
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None, shown: AskedPictures | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `GenerateStrategy`. Sample i is a separate request of seed `seed + i`, independent of others."""
         params = SamplingParams(
@@ -250,21 +291,21 @@ class VllmGenerate:
             repetition_penalty=sampling.repetition_penalty,
             max_tokens=sampling.max_new_tokens,
             stop=[*sampling.stop, *sampling.end_texts],
-            stop_token_ids=list(sampling.stop_token_ids),
+            stop_token_ids=list(sampling.ending_token_ids),
             ignore_eos=sampling.ignore_eos,
             logprobs=0 if sampling.log_probs else None,
             flat_logprobs=True,
             detokenize=bool(sampling.stop or sampling.end_texts),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        token_list = token_ids.tolist()
-        samples = (self._sample(number, token_list, params, seed) for number in range(sampling.samples))
+        asked = await _Asked.of(token_ids, shown)
+        samples = (self._sample(number, asked, params, seed) for number in range(sampling.samples))
         async with aclosing(as_they_end(samples)) as ended:
             async for together in ended:
                 yield await self._completions(together, sampling)
 
     async def _sample(
-        self, number: int, token_ids: list[int], params: SamplingParams, seed: int | None
+        self, number: int, asked: _Asked, params: SamplingParams, seed: int | None
     ) -> tuple[int, CompletionOutput, int]:
         """Generate one sample. Return its number, the engine's final output, and how many tokens were cached."""
         own, request_id = params.clone(), f"{os.getpid()}-{next(self._request_numbers)}"
@@ -272,11 +313,12 @@ class VllmGenerate:
         await self._may_generate.wait()
         # Only the number of syncs identifies the weights: versions repeat after a rollback, and adapters keep their
         # name.
-        prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=str(self._syncs))
+        prompt = asked.prompt(str(self._syncs))
         with self._may_generate:
             [final] = [
                 output async for output in self._engine.generate(prompt, own, request_id, lora_request=self._adapter)
             ]
+        asked.check(final.prompt_token_ids)
         [sample] = final.outputs
         return number, sample, final.num_cached_tokens or 0
 

@@ -28,7 +28,7 @@ from roll.engines.vllm_server.settings import VllmServerSettings
 from roll.errors import RollError, WeightSyncError
 from roll.models.load import load_tokenizer
 from roll.models.thinking import ResponseTexts
-from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling
+from roll.types import AskedPictures, Completion, FinishReason, Ints, NumberedCompletions, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.messages import ABANDONED, bucket_as_plain, route_as_plain
@@ -91,9 +91,10 @@ class VllmServer:
         await self.open_route(Route(Transport.FILE, same_host=True), None)
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None, shown: AskedPictures | None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `GenerateStrategy`. Sample i is a separate request of seed `seed + i`, independent of others."""
+        assert shown is None, "the configuration was checked"
         token_list, params = token_ids.tolist(), sampling_params(sampling)
         samples = (self._sample(number, token_list, params, seed) for number in range(sampling.samples))
         async with aclosing(as_they_end(samples)) as ended:

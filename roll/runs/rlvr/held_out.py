@@ -22,6 +22,7 @@ from roll.runs.notices import held_out_watches
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
+from roll.runs.rlvr.seeing import sight_of
 from roll.runs.rlvr.validation import Evaluator
 from roll.runs.rlvr.wiring import (
     EpisodeParts,
@@ -111,11 +112,12 @@ def prepare_held_out(config: RlvrConfig) -> HeldOutInputs:
             check_readable(model_path(config, role.model_args), role.model_args.lora_target)
     model_args = config.actor_infer.model_args
     tokenizer = load_tokenizer(model_path(config, model_args), model_args.trust_remote_code)
-    held_out = held_out_prompts(config, tokenizer)
+    sight = sight_of(config, tokenizer, model_args, {})
+    held_out = held_out_prompts(config, tokenizer, sight)
     bars = check_rewards(config, *held_out.values())
     renderer = renderer_of(config, tokenizer)
     check_environments(config, renderer, *held_out.values())
-    ends = held_out_ends(config, tokenizer)
+    ends = held_out_ends(config, tokenizer, sight)
     watches = held_out_watches(config, tokenizer, ends, "--max-new-tokens")
     return HeldOutInputs(held_out, ends, renderer, prepare_reward_models(config), watches, bars)
 

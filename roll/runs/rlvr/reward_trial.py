@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -187,13 +187,13 @@ def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
 
 
 def first_prompts(*sets: Prompts) -> dict[str, Prompt]:
-    """Return the first prompt of each domain, from the first of the sets that contains the domain."""
+    """Return the first prompt of each domain, without pictures, from the first of the sets that contains the domain."""
     firsts: dict[str, Prompt] = {}
     for prompts in sets:
         for index, domain in enumerate(prompts.domains):
             found = np.flatnonzero(prompts.domain_index == index)
             if len(found) and domain not in firsts:
-                firsts[domain] = prompts.prompt(int(found[0]), 0)
+                firsts[domain] = replace(prompts.prompt(int(found[0]), 0), shown=None)
     return firsts
 
 

@@ -41,6 +41,7 @@ from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, ReferenceConfig
 from roll.data.chat import EndOfTurn, ends_of
 from roll.data.native import ASKED
+from roll.data.pictures import Sight
 from roll.data.prompts import (
     FIRST_HELD_OUT,
     Joined,
@@ -56,7 +57,7 @@ from roll.data.renderers.families import chat_renderer
 from roll.data.tables import EMBEDDING_REMEDY
 from roll.engines.actor_infer import ActorInfer
 from roll.errors import DataError, Fault
-from roll.models.load import check_readable, load_policy, load_tokenizer
+from roll.models.load import check_readable, load_policy, load_seeing_policy, load_tokenizer
 from roll.models.thinking import ResponseTexts
 from roll.ray.device_sharing import DeviceSharing
 from roll.registry import imported
@@ -80,6 +81,7 @@ from roll.runs.rlvr.loop import CriticLearning, Learning
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
+from roll.runs.rlvr.seeing import policy_sight, seeing_end
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import check_same_tokens, embedding_rows, model_path, sampling_of, vocabulary_digest
 from roll.runs.roles import Roles
@@ -129,16 +131,17 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     for role in model_roles(config).values():
         check_readable(model_path(config, role.model_args), role.model_args.lora_target)
     tokenizer = checked_tokenizer(config)
-    training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0)
-    held_out = held_out_prompts(config, tokenizer)
+    sight = policy_sight(config, tokenizer)
+    training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0, sight)
+    held_out = held_out_prompts(config, tokenizer, sight)
     bars = check_rewards(config, training, *held_out.values())
     renderer = renderer_of(config, tokenizer)
     check_environments(config, renderer, training, *held_out.values())
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(ResponseTexts(tokenizer))
-    end = end_of_turn(config, tokenizer, renderer)
-    ends = held_out_ends(config, tokenizer)
+    end = seeing_end(end_of_turn(config, tokenizer, renderer), sight)
+    ends = held_out_ends(config, tokenizer, sight)
     watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
     models = prepare_reward_models(config)
     vocabulary = vocabulary_digest(tokenizer)
@@ -167,13 +170,15 @@ def prompts_of(
     rows: DataConfig | None,
     tasks: Mapping[str, int],
     first: int,
+    sight: Sight | None,
 ) -> Prompts:
     """Return prompts from data files, and tasks generated from the seeds `first`, `first` + 1, ... Raises DataError."""
     sets: list[Prompts] = []
     if rows is not None:
         embedded = _embedding_rows(config, tokenizer)
-        prompts = prepare_prompts(rows, tokenizer, config.prompt_length, config.domains, embedded=embedded)
-        warn_of_rows(prompts.too_long, f"were left out: the prompt is longer than prompt_length {config.prompt_length}")
+        most, domains = config.prompt_length, config.domains
+        prompts = prepare_prompts(rows, tokenizer, most, domains, embedded=embedded, sight=sight)
+        warn_of_rows(prompts.too_long, f"were left out: the prompt is longer than prompt_length {most}")
         for what, counts in prompts.remarks.items():
             warn_of_rows(counts, what)
         warn_of_routes(prompts)
@@ -213,11 +218,13 @@ def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> i
     return embedding_rows(config, tokenizer, [role for name, role in roles.items() if name not in judging_roles(roles)])
 
 
-def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Prompts]:
+def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> dict[str, Prompts]:
     """Return the prompts of every held-out set by name. Raises DataError if rows cannot be used."""
     sets = config.validation.named_sets() if config.validation else {}
     rows = held_out_rows(config)
-    return {name: prompts_of(config, tokenizer, rows[name], one.rows, FIRST_HELD_OUT) for name, one in sets.items()}
+    return {
+        name: prompts_of(config, tokenizer, rows[name], one.rows, FIRST_HELD_OUT, sight) for name, one in sets.items()
+    }
 
 
 def held_out_rows(config: RlvrConfig) -> dict[str, DataConfig | None]:
@@ -228,9 +235,9 @@ def held_out_rows(config: RlvrConfig) -> dict[str, DataConfig | None]:
     }
 
 
-def held_out_ends(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, EndOfTurn]:
+def held_out_ends(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> dict[str, EndOfTurn]:
     """Return what ends a response, by held-out set."""
-    return {name: ends_of(rows, tokenizer) for name, rows in held_out_rows(config).items()}
+    return {name: seeing_end(ends_of(rows, tokenizer), sight) for name, rows in held_out_rows(config).items()}
 
 
 async def _loop(
@@ -299,7 +306,7 @@ def learners_of(config: RlvrConfig, plan: Plan, roles: Roles, temperature: float
     steps = config.max_steps - config.critic_warmup
     teachers = teacher_roles(config)
     taught = _teaching(config, teachers)
-    load = taught.load if taught else load_policy
+    load = taught.load if taught else load_policy if end.placeholder is None else load_seeing_policy
     actor_train = roles.actor_train("actor_train", config.actor_train, steps, temperature, load, end.token_ids)
     reference = roles.reference(config, temperature) if plan.reference == "role" else actor_train
     critic = roles.critic(config.critic, config.max_steps) if config.critic else None

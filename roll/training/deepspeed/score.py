@@ -12,7 +12,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from roll.backend import Rank
 from roll.config.plan.memory import compiles
 from roll.models.layers import compile_layers
-from roll.models.load import load_causal_model
+from roll.models.load import load_fixed_model
 from roll.models.memory_guard import OFFLOAD, readable_memory_errors
 from roll.models.offload import Offload
 from roll.models.packed import PackedModel, PackedScore
@@ -50,7 +50,7 @@ class DeepSpeedScore(PackedScore):
         # Must outlive the engine. While this object exists, from_pretrained shards models during loading.
         self._shards_at_load = HfDeepSpeedConfig(config)
         announce("loading the model")
-        policy = settings.wrap(load_causal_model(settings.model_path, settings.model_args))
+        policy = settings.wrap(load_fixed_model(settings.model_path, settings.model_args))
         gather_whole_experts(policy.causal)
         if compiled:
             compile_layers(policy.causal)
