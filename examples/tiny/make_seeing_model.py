@@ -10,6 +10,7 @@ single bytes, as in `make_model.py`, and the marks of the family.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 from pathlib import Path
@@ -117,7 +118,8 @@ def build_config(family: str, tied: bool = False) -> Any:
     if family in TILED:
         vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
         vision |= {"image_size": TILE, "patch_size": PATCH, "initializer_range": 0.1}
-        text = {"model_type": "llama", **TEXT}
+        # vLLM has no kernel for smaller heads on the CPU.
+        text = {"model_type": "llama", **TEXT, "num_attention_heads": 2, "num_key_value_heads": 1}
         return AutoConfig.for_model(
             family,
             text_config=text,
@@ -165,6 +167,12 @@ def write_seeing_model(folder: Path, family: str, seed: int, tied: bool = False)
     build_seeing_model(family, seed, tied).save_pretrained(partial)
     build_seeing_tokenizer(family).save_pretrained(partial)
     build_processor(family).save_pretrained(partial)
+    if family in TILED:  # what vLLM reads the number of placeholders of a tile from
+        seen = {
+            "processor_class": "Idefics3Processor",
+            "image_seq_len": (TILE // PATCH) ** 2 // build_config(family).scale_factor ** 2,
+        }
+        (partial / "processor_config.json").write_text(json.dumps(seen), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(partial, folder)
 

@@ -226,18 +226,17 @@ class Sight:
         starts = placeholders[np.cumsum(tokens) - tokens]
         return Pictures(values, rows, grids, starts, np.array([len(tokens)], np.int64))
 
-    def prompt_pictures(
-        self, stored: Sequence[Mapping[str, Any]], token_ids: Ints, asked_ids: Ints, place: str
-    ) -> PromptPictures | None:
-        """Return the pictures of a prompt, to be read later, given those of its row in the table; None without any.
+    def prompt_pictures(self, entry: Mapping[str, Any], token_ids: Ints, place: str) -> PromptPictures | None:
+        """Return the pictures of a prompt, to be read later, given its row in the table; None without any.
 
         Args:
             token_ids: [P], the tokens of the prompt, with as many placeholders as the model needs.
-            asked_ids: [U], its tokens with a single placeholder for each picture.
             place: the row, for an error.
         """
+        stored: Sequence[Mapping[str, Any]] = entry["pictures"]
         if not stored:
             return None
+        asked_ids = np.asarray(entry["asked_ids"], dtype=np.int32)
         hashes = tuple(f"{one['digest'] % (1 << 64):016x}" for one in stored)
 
         def asked() -> AskedPictures:

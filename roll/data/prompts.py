@@ -99,7 +99,6 @@ class PromptSet:
         """Return the prompt at `index`, 0 <= index < len(self), with the given `prompt_id`."""
         entry = self._table[int(self.positions[index])]
         token_ids, place = np.asarray(entry["token_ids"], dtype=np.int32), place_of(entry, self.names)
-        asked_ids = np.asarray(entry["asked_ids"], dtype=np.int32)
         return Prompt(
             prompt_id=prompt_id,
             token_ids=token_ids,
@@ -107,7 +106,7 @@ class PromptSet:
             domain=self.domains[self.domain_index[index]],
             row=self._row(entry["row"]),
             place=place,
-            shown=self._sight and self._sight.prompt_pictures(entry["pictures"], token_ids, asked_ids, place),
+            shown=self._sight and self._sight.prompt_pictures(entry, token_ids, place),
         )
 
     def _row(self, text: str) -> dict[str, Any]:

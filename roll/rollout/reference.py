@@ -87,9 +87,7 @@ class ReferenceAhead:
         if not usable(group):
             return np.zeros(0, np.float32)
         async with self._turn:
-            # Pictures are read and prepared in a thread, so that the event loop keeps feeding the engines.
-            step = await asyncio.to_thread(experience, [group], self._shaping)
-            return await self._log_probs(step.sequences)
+            return await self._log_probs(experience([group], self._shaping).sequences)
 
     async def aclose(self) -> None:
         """See `StepReference`."""

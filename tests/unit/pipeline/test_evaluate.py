@@ -169,7 +169,7 @@ class Echo(Generator):
         self.asked: Counter[int] = Counter()
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: object = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, shown: object = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         self.asked[sampling.samples] += 1
         tokens = np.array([5], np.int32)

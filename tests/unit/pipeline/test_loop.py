@@ -320,7 +320,7 @@ class Answers(EachByItself):
     """
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: object = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, shown: object = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         assert seed is not None
         assert not sampling.log_probs

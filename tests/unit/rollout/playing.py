@@ -102,7 +102,12 @@ class Engine:
     """Number of requests that were cancelled before they were answered."""
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+        self,
+        token_ids: Ints,
+        sampling: Sampling,
+        seed: int | None = None,
+        session: Session | None = None,
+        shown: object = None,
     ) -> AsyncGenerator[NumberedCompletions, None]:
         self.requests.append(Request(text(token_ids), sampling, seed, session))
         try:

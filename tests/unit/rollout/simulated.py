@@ -112,7 +112,7 @@ class World(EachByItself):
         self.position = state["position"]
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: object = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, shown: object = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         """Generate 1 to 7 tokens per sample, or three times as many for every fourth prompt.
 

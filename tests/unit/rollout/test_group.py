@@ -25,7 +25,7 @@ class Engine:
         self.fails = self.closed = False
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: object = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, shown: object = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         try:
             for number in ORDER[: sampling.samples]:

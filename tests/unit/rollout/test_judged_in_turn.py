@@ -67,7 +67,7 @@ class Engine:
         self.device, self.calls = device, 0
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: object = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, shown: object = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         self.calls += 1
         for _ in range(100 - 5 * (self.calls % BATCH)):

@@ -69,7 +69,7 @@ class Same(EachByItself):
     """Engine and rewards in one object. Repeats the prompt, with reward 0."""
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: object = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, shown: object = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         yield list(
             enumerate(

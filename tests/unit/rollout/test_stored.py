@@ -103,7 +103,7 @@ class Engine(World):
         self.release = asyncio.Event()
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, *, shown: object = None
+        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, shown: object = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         prompt_id = int(token_ids[0])
         self.asked.append(prompt_id)

@@ -247,7 +247,7 @@ class Saying:
     """Answers every prompt with the same text, with one token per byte."""
 
     async def generate(
-        self, token_ids: object, sampling: Sampling, seed: int | None = None, *, shown: object = None
+        self, token_ids: object, sampling: Sampling, seed: int | None = None, shown: object = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         tokenizer = bytewise()
         ids = np.array([*tokenizer("2€").input_ids, END_ID], np.int32)

@@ -53,7 +53,14 @@ class Group(Ranks[GenerateStrategy]):
         return [SimpleNamespace(stream=partial(self.stream, rank)) for rank in range(len(self))]
 
     async def stream(
-        self, engine: int, method: Any, token_ids: Ints, sampling: Sampling, seed: int | None, seconds: float
+        self,
+        engine: int,
+        method: Any,
+        token_ids: Ints,
+        sampling: Sampling,
+        seed: int | None,
+        shown: object,
+        seconds: float,
     ) -> AsyncGenerator[NumberedCompletions, None]:
         self.asked.append((engine, sampling.samples, seed))
         self.running[engine] += sampling.samples

@@ -49,7 +49,14 @@ class Group(Ranks[Any]):
         return [SimpleNamespace(stream=partial(self.stream, rank)) for rank in range(len(self))]
 
     async def stream(
-        self, rank: int, method: Any, token_ids: Ints, sampling: Sampling, seed: int | None, seconds: float
+        self,
+        rank: int,
+        method: Any,
+        token_ids: Ints,
+        sampling: Sampling,
+        seed: int | None,
+        shown: object,
+        seconds: float,
     ) -> AsyncGenerator[NumberedCompletions, None]:
         self.calls.append((method.__name__, rank, (token_ids, sampling, seed), seconds))
         await self.may_answer.wait()
