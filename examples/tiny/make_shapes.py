@@ -2,7 +2,8 @@
 
     python examples/tiny/make_shapes.py FOLDER [--rows 1600] [--seed 0]
 
-writes FOLDER/train.jsonl and FOLDER/pictures. Every colour and every shape is as likely as the others, so that a model
+writes FOLDER/train.jsonl for SFT, the same rows for RLVR without the answer in the messages (FOLDER/questions.jsonl),
+those of some more pictures (FOLDER/heldout.jsonl), and FOLDER/pictures. Every colour and every shape is as likely as the others, so that a model
 that does not see the pictures can only guess: its loss is at least ln(12) nats an answer.
 """
 
@@ -23,6 +24,8 @@ SHAPES = ("circle", "square", "triangle")
 GREY = (110, 110, 110)
 SIDES = (32, 40, 48)
 """Sides of the pictures in pixels."""
+HELD_OUT = 64
+"""Number of pictures in addition to those of the rows for training."""
 
 
 def drawn(colour: str, shape: str, draw: random.Random) -> Image.Image:
@@ -48,18 +51,26 @@ def row(answer: str, picture: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
+def question(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row for RLVR: the user's message, and the answer as the reference answer."""
+    asked, answer = row["messages"]
+    return {"messages": [asked], "ground_truth": answer["content"]}
+
+
 def write_shapes(folder: Path, rows: int, seed: int) -> None:
     """Write the rows and their pictures into a new folder, which replaces `folder` once it is complete."""
     draw = random.Random(seed)
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "pictures").mkdir(parents=True)
-    lines = []
-    for number in range(rows):
+    made = []
+    for number in range(rows + HELD_OUT):
         colour, shape = draw.choice(list(COLOURS)), draw.choice(SHAPES)
         drawn(colour, shape, draw).save(partial / "pictures" / f"{number}.png")
-        lines.append(json.dumps(row(f"{colour} {shape}", f"pictures/{number}.png")) + "\n")
-    (partial / "train.jsonl").write_text("".join(lines), encoding="utf-8")
+        made.append(row(f"{colour} {shape}", f"pictures/{number}.png"))
+    asked = [*map(question, made)]
+    for name, some in {"train": made[:rows], "questions": asked[:rows], "heldout": asked[rows:]}.items():
+        (partial / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(partial, folder)
 

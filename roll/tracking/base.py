@@ -110,17 +110,20 @@ class Record(Tracker, Protocol):
 def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
     """Return a group's record in `samples.jsonl`. Lengths are in tokens.
 
-    `ground_truth` is the row's reference answer; None if it is missing or is neither a text nor a number. `text` and
+    `pictures`, if the prompt shows any, are their paths, or the hashes of those that were given as bytes. `ground_truth`
+    is the row's reference answer; None if it is missing or is neither a text nor a number. `text` and
     `length` describe the sampled tokens. The record of an episode of several turns also has `trajectories`. Each of
     their segments has a role, a text and a length. A segment of the policy also has its reward, its tool calls, and the
     environment's state before it, if there are any.
     """
+    shown = group.prompt.shown
     return {
         "step": step,
         "prompt_id": group.prompt.prompt_id,
         "domain": group.prompt.domain,
         "prompt": group.prompt.text,
         "prompt_length": len(group.prompt.token_ids),
+        **({"pictures": list(shown.names)} if shown else {}),
         "ground_truth": _ground_truth(group.prompt.row),
         "responses": [_response_record(episode) for episode in group.episodes],
     }

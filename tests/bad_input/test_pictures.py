@@ -38,12 +38,12 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
     return plan
 
 
-@pytest.mark.parametrize("name", ["tiny_dpo", "tiny_reward_model", "tiny_distill", "tiny_rlvr_lora_zero3"])
+@pytest.mark.parametrize("name", ["tiny_dpo", "tiny_reward_model", "tiny_distill"])
 def test_other_pipelines_refuse_seeing_model(name: str, refused: Callable[..., ConfigError]) -> None:
     assert_fault(refused(name, "pretrain=output/tiny/seeing").faults, "pretrain", "not_supported", "pictures", "sft")
 
 
-@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_rlvr_lora_zero3", "actor_train")])
+@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_distill", "student")])
 def test_other_pipelines_refuse_column_of_pictures(name: str, role: str, refused: Callable[..., ConfigError]) -> None:
     words = (f"++{role}.data_args.images=seen", f"++{role}.model_args.freeze_vision=all")
     faults = refused(name, "pretrain=blind", *words).faults
@@ -64,6 +64,40 @@ UNSUPPORTED = {
 def test_key_that_is_not_supported_with_pictures(key: str, refused: Callable[..., ConfigError]) -> None:
     word, value = UNSUPPORTED[key]
     assert_fault(refused("tiny_pictures", word).faults, key, "not_supported", f"{value}, but the model sees", "remove")
+
+
+TEACHER = "{model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}}"
+ENVIRONMENT = "{environment: frozen_lake, tasks: 8}"
+JUDGE = "{reward: llm_judge, judge_model_type: api, judge_api_url: 'http://127.0.0.1:9/v1', judge_model_name: j}"
+NOT_IN_RLVR = {
+    "environments.lake": (f"+environments.lake={ENVIRONMENT}",),
+    "rewards.judged": (f"+rewards.judged={JUDGE}",),
+    "teacher": (f"+teacher={TEACHER}",),
+    "critic": ("adv_estimator=gae", "+critic={strategy_args: ${actor_train.strategy_args}}"),
+    "weight_sync.lora": ("+actor_train.model_args.lora_target=all-linear",),
+    "actor_train.strategy_args.strategy_config.sequence_parallel_size": ("+deepspeed_zero2.sequence_parallel_size=2",),
+    "actor_infer.strategy_args.strategy_name": (
+        "actor_infer.strategy_args={strategy_name: vllm_server, strategy_config: {urls: ['http://127.0.0.1:9']}}",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", list(NOT_IN_RLVR))
+def test_part_of_rlvr_that_sees_no_pictures(place: str, refused: Callable[..., ConfigError]) -> None:
+    faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", *NOT_IN_RLVR[place]).faults
+    assert_fault(faults, place, "not_supported", "", "")
+
+
+def test_replay_with_pictures_is_refused(refused: Callable[..., ConfigError], folder: Path) -> None:
+    faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", "replay_from=kept", "eval_steps=0").faults
+    assert_fault(faults, "replay_from", "not_supported", "'kept'", "remove it")
+
+
+def test_blind_policy_refuses_keys_of_pictures(refused: Callable[..., ConfigError]) -> None:
+    words = ("pretrain=blind", "++actor_train.data_args.images=seen", "++actor_train.model_args.freeze_vision=all")
+    faults = refused("tiny_rlvr_pictures", *words).faults
+    assert_fault(faults, "actor_train.data_args.images", "no_effect", "'seen'", "qwen2_5_vl")
+    assert_fault(faults, "actor_train.model_args.freeze_vision", "no_effect", "'all'", "qwen2_5_vl")
 
 
 def test_frozen_tower_beside_adapter_is_contradiction(refused: Callable[..., ConfigError]) -> None:

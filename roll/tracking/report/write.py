@@ -280,7 +280,7 @@ def page_group(record: Row) -> dict[str, Any]:
         "step": record["step"],
         "domain": record["domain"],
         "id": record["prompt_id"],
-        "prompt": shortened(record["prompt"]),
+        "prompt": "\n".join([shortened(record["prompt"]), *(f"[{name}]" for name in record.get("pictures", ()))]),
         "tokens": record["prompt_length"],
         "answer": record.get("ground_truth"),
         "responses": [_response(response) for response in record["responses"]],
