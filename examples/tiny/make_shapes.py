@@ -3,8 +3,9 @@
     python examples/tiny/make_shapes.py FOLDER [--rows 1600] [--seed 0]
 
 writes FOLDER/train.jsonl for SFT, the same rows for RLVR without the answer in the messages (FOLDER/questions.jsonl),
-those of some more pictures (FOLDER/heldout.jsonl), and FOLDER/pictures. Every colour and every shape is as likely as the others, so that a model
-that does not see the pictures can only guess: its loss is at least ln(12) nats an answer.
+those of some more pictures (FOLDER/heldout.jsonl), and FOLDER/pictures. Every colour and every shape is as likely as
+the others, so that a model that does not see the pictures can only guess: its loss is at least ln(12) nats an answer,
+and 1 of 12 of its answers is right.
 """
 
 from __future__ import annotations

@@ -110,10 +110,10 @@ class Record(Tracker, Protocol):
 def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
     """Return a group's record in `samples.jsonl`. Lengths are in tokens.
 
-    `pictures`, if the prompt shows any, are their paths, or the hashes of those that were given as bytes. `ground_truth`
-    is the row's reference answer; None if it is missing or is neither a text nor a number. `text` and
-    `length` describe the sampled tokens. The record of an episode of several turns also has `trajectories`. Each of
-    their segments has a role, a text and a length. A segment of the policy also has its reward, its tool calls, and the
+    `ground_truth` is the row's reference answer; None if it is missing or is neither a text nor a number. `pictures`,
+    if the prompt shows any, are their paths, or the hashes of those that were given as bytes. `text` and `length`
+    describe the sampled tokens. The record of an episode of several turns also has `trajectories`. Each of their
+    segments has a role, a text and a length. A segment of the policy also has its reward, its tool calls, and the
     environment's state before it, if there are any.
     """
     shown = group.prompt.shown

@@ -1,4 +1,4 @@
-"""Engines that see pictures: their log-probs are the trainer's, also after a sync of all weights, the tower's included."""
+"""Engines that see pictures: their log-probs are the trainer's, also after a sync of all weights, with the tower's."""
 
 from __future__ import annotations
 
