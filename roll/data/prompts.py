@@ -173,20 +173,8 @@ def prepare_prompts(
     unknown_domains = Counter(label.domain for label in used if label.domain and label.domain not in sections)
     domain_index = np.fromiter(map(routes.domain_index, used), np.int16, count=len(used))
     names = tuple(source.name for source in sources)
-    remarks = count_remarks(table, positions, sources)
-    return PromptSet(
-        names,
-        routes.domains,
-        positions,
-        domain_index,
-        too_long,
-        unknown_tags,
-        unknown_domains,
-        data_args,
-        table,
-        remarks,
-        sight,
-    )
+    counts, remarks = (too_long, unknown_tags, unknown_domains), count_remarks(table, positions, sources)
+    return PromptSet(names, routes.domains, positions, domain_index, *counts, data_args, table, remarks, sight)
 
 
 def _preparation(
