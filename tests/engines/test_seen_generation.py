@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from roll.data.prompts import prepare_prompts
 from roll.models.load import load_tokenizer
 from roll.models.packed import PackedPolicy, packed_inputs
 from roll.rollout.batch import Experience, Shaping, experience
-from roll.rollout.group import SingleTurns
+from roll.rollout.group import Generator, SingleTurns
 from roll.types import Prompt, RewardResult, RolloutGroup, Sampling
 from tests.engines.generating import Running, policy, running
 from tests.tiers import tiered
@@ -62,7 +63,9 @@ class Seeing:
     def groups(self, sampling: Sampling) -> list[RolloutGroup]:
         """Return the group of each prompt. All are sampled at the same time."""
         turns = SingleTurns(
-            self.engine.engine, Unscored(), dataclasses.replace(sampling, placeholder=self.sight.token_id)
+            cast(Generator, self.engine.engine),
+            Unscored(),
+            dataclasses.replace(sampling, placeholder=self.sight.token_id),
         )
 
         async def sample() -> list[RolloutGroup]:

@@ -1,4 +1,4 @@
-"""A tiny model with random weights learns by SFT what a picture shows, and its export and its checkpoint load."""
+"""A tiny model with random weights learns by SFT what a picture shows, and then by RLVR. What it exports loads."""
 
 from __future__ import annotations
 
@@ -82,3 +82,22 @@ def test_model_learns_what_pictures_show(seeing_world: World) -> None:
     for name, weight in own.named_parameters():
         assert torch.equal(weight, exported[name]), name
     AutoImageProcessor.from_pretrained(seeing_world.folder / "hf", backend="pil")
+
+
+@pytest.mark.full
+def test_policy_learns_from_rewards_what_pictures_show(seeing_world: World) -> None:
+    warm_up = ("max_steps=120", "save_steps=120", "eval_steps=0", "data_split=null", "output_dir=warm")
+    outcome = seeing_world.run("--config-name", "tiny/tiny_pictures", *warm_up)
+    assert outcome.status == 0, outcome.output
+    words = ("pretrain=warm/export", "max_steps=40", "save_steps=40", "eval_steps=40", "output_dir=rewarded")
+    outcome = seeing_world.run("--config-name", "tiny/tiny_rlvr_pictures", *words)
+    assert outcome.status == 0, outcome.output
+
+    metrics = seeing_world.metrics("rewarded")
+    first, last = metrics[0]["val/heldout/avg@4"], metrics[-1]["val/heldout/avg@4"]
+    assert last > first + 0.1, f"{first} before and {last} after"
+    assert all(row["mismatch/logprob_abs_diff_mean"] < 1e-5 for row in metrics if row["step"])
+    sample = json.loads((seeing_world.folder / "rewarded/samples.jsonl").read_text().splitlines()[0])
+    [picture] = sample["pictures"]
+    assert Path(picture).is_file() and sample["prompt"].count("<|image_pad|>") == 1 < sample["prompt_length"]
+    AutoModelForImageTextToText.from_pretrained(seeing_world.folder / "rewarded/export", dtype=torch.float32)
