@@ -15,16 +15,19 @@ import torch
 from PIL import Image
 
 from examples.tiny.make_seeing_model import FAMILIES, write_seeing_model
-from roll.config.schema.model import DataConfig
+from roll.backend import Rank
+from roll.config.schema.model import DataConfig, ModelConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data import packing
 from roll.data.pictures import Sight, load_sight
 from roll.data.prompts import prepare_prompts
+from roll.engines.hf.settings import HfScoreSettings
 from roll.models.load import load_tokenizer
 from roll.models.packed import PackedPolicy, packed_inputs
 from roll.rollout.batch import Experience, Shaping, experience
 from roll.rollout.group import Generator, SingleTurns
 from roll.types import Prompt, RewardResult, RolloutGroup, Sampling
+from tests import limits
 from tests.engines.generating import Running, policy, running
 from tests.tiers import tiered
 
@@ -156,3 +159,14 @@ def test_responses_end_before_a_placeholder(seeing: Seeing) -> None:
     assert step.behaviour_log_probs is not None
     found = step.behaviour_log_probs[step.sequences.response_mask]
     np.testing.assert_allclose(found, trainers_log_probs(likely, step), rtol=0, atol=10 * TOLERANCE)
+
+
+def test_reference_sees_what_policy_sees(seeing: Seeing) -> None:
+    model, args = seeing.engine.folder / "model", ModelConfig.model_validate({"dtype": "fp32"})
+    rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
+    reference = HfScoreSettings(str(model), args, PackedPolicy).build(rank)
+    step = experience(seeing.groups(Sampling(6, samples=2)), Shaping())
+    [found] = reference.log_probs([packing.select(step.sequences, range(len(step.sequences)))], 1.0)
+    reference.close()
+    expected = trainers_log_probs(policy(model), step)
+    np.testing.assert_allclose(found[step.sequences.response_mask], expected, rtol=0, atol=TOLERANCE)
