@@ -1,4 +1,4 @@
-"""A tiny model with random weights learns by SFT what a picture shows, and RLVR goes on with it. What they export loads."""
+"""A tiny model with random weights learns by SFT what a picture shows, and RLVR goes on with it. Exports load."""
 
 from __future__ import annotations
 
