@@ -37,7 +37,7 @@ async def try_environments(
     start_seconds: float,
     problem_of: Callable[[Observation], str],
 ) -> list[Fault]:
-    """Import the environment and the tools of every domain, and reset the environment on a row.
+    """Import the environment and the tools of every domain, and reset the environment twice on a row.
 
     Args:
         sections: configuration of the environments, by domain.
@@ -68,7 +68,13 @@ async def _environment_faults(
     tried = f"'{environment_of(domain, section)}', reset on the first row of its domain,"
     try:
         await process.start()
-        problem = "" if row is None else problem_of(await process.open(0, row, TRIAL_SEED))
+        if row is None:
+            return []
+        first, again = [await _reset(process, session, row) for session in range(2)]
+        if first != again:
+            differs = f"{tried} twice with one seed, returns different observations, but a group begins with equal ones"
+            return [Fault(f"{place}.environment", differs, "draw all that differs from row and seed", "unfit")]
+        problem = problem_of(first)
         remedy = "fix the value that reset returns, or raise prompt_length if it is too long"
         unfit = f"{tried} returns an observation that the model cannot accept: {problem}"
         return [Fault(f"{place}.environment", unfit, remedy, "unfit")] if problem else []
@@ -82,9 +88,18 @@ async def _environment_faults(
         if failed.reason == "timed_out":
             late = f"make it faster, or raise {place}.step_timeout"
             return [Fault(f"{place}.environment", problem, late, "timed_out")]
-        return [Fault(f"{place}.environment", problem, f"fix the class; {columns}", "failed")]
+        to_fix = "the class" if ":" in environment_of(domain, section) else "environment_args or the row"
+        return [Fault(f"{place}.environment", problem, f"fix {to_fix}; {columns}", "failed")]
     finally:
         await process.close()
+
+
+async def _reset(process: EnvironmentProcess, session: int, row: Mapping[str, Any]) -> Observation:
+    """Return the first observation of an episode, which ends at once: a server may have room for a single one."""
+    try:
+        return await process.open(session, row, TRIAL_SEED)
+    finally:
+        await process.end(session)
 
 
 def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> Iterator[Fault]:
