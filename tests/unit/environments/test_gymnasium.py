@@ -22,7 +22,7 @@ from tests.unit.environments.running import process, says, section
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 HERE = "tests.unit.environments.gym_worlds"
-WORDS, DOORS, TAXI = f"{HERE}:GymWorlds/Words-v0", f"{HERE}:GymWorlds/Doors-v0", "Taxi-v4"
+WORDS, DOORS, TAXI = f"{HERE}:GymWorlds/Words-v0", f"{HERE}:GymWorlds/Doors-v0", "Taxi"
 DIRECTIONS = ("South", "North", "East", "West", "Pickup", "Dropoff")
 
 
