@@ -13,11 +13,9 @@ from typing import Any, ClassVar
 
 from roll.agents.environments.base import ENVIRONMENTS, MalformedCalls, Message, Observation, Step
 from roll.agents.environments.shown import as_text, first_messages, picked
-from roll.agents.environments.written import UNREADABLE_ACTION, ActionReader, WrittenAction
+from roll.agents.environments.written import UNREADABLE_ACTION, WHOLE, ActionReader, WrittenAction
 from roll.registry import imported
 
-WHOLE = ".*"
-"""Pattern of a message that is an action as a whole."""
 OBSERVATION, RENDER = "observation", "render"
 """Values of `observe`. Any other one is `package.module:function`."""
 Reader = Callable[[str], Any]

@@ -21,6 +21,8 @@ TURN = (
     "Turn {turn_idx}:\nState:\n{observation}\nYou have {actions_left} actions left. "
     "Always output: <answer>your action</answer> with no extra text. Decide the next action:"
 )
+WHOLE = ".*"
+"""Pattern of a message that is an action as a whole."""
 UNREADABLE_ACTION = "Your action could not be read."
 PLACEHOLDERS = ("turn_idx", "observation", "actions_left", "max_response_length")
 
