@@ -41,7 +41,9 @@ class OpenEnvKeys:
     action_field: str | None = None
     """Field of the server's action that holds the policy's text. Without it, the policy writes the action as JSON."""
     observation_field: str | None = None
-    """Field of the observation that the policy sees. Without it, the policy sees all fields but `metadata`, as JSON."""
+    """Field of the observation that the policy sees; dots reach into one, as `metadata.task`. Without it, the policy
+    sees all fields but `metadata`, as JSON.
+    """
     server_tools: bool = False
     """Whether the policy acts by calling the server's tools. A message without a call ends the episode."""
     action_pattern: str = WHOLE
@@ -99,10 +101,8 @@ class OpenEnv(OpenEnvKeys):
         try:
             answer = await self._session.ask("step", self._action(str(message.get("content") or "")))
         except UnreadableAction as error:
-            if self.action_field is not None and (wrong := {one.get("type") for one in error.errors} & {*OF_KEYS}):
-                raise EnvironmentFailed(
-                    f"the server's action has no place for action_field ({min(wrong)}): {error}"
-                ) from error
+            if self.action_field is not None and any(one.get("type") in OF_KEYS for one in error.errors):
+                raise EnvironmentFailed(f"the server's action does not consist of action_field: {error}") from error
             text = f"{UNREADABLE_ACTION} {error}\n{self._text}"
             return Step(
                 [{"role": "user", "content": text}], self.format_penalty, False, {"invalid_actions": 1.0}, self._text
@@ -136,9 +136,12 @@ class OpenEnv(OpenEnvKeys):
         seen = answer.observation
         if self.observation_field is None:
             return as_text({name: value for name, value in seen.items() if name != "metadata"})
-        if self.observation_field not in seen:
-            raise EnvironmentFailed(f"the observation has no '{self.observation_field}'; it has {', '.join(seen)}")
-        return as_text(seen[self.observation_field])
+        shown: Any = seen
+        for name in self.observation_field.split("."):
+            if not isinstance(shown, Mapping) or name not in shown:
+                raise EnvironmentFailed(f"the observation has no '{self.observation_field}': {json.dumps(seen):.300}")
+            shown = shown[name]
+        return as_text(shown)
 
     async def _tools(self) -> list[dict[str, Any]]:
         """Return the schemas of the server's tools. Raises EnvironmentFailed if it has none, or cannot list them."""

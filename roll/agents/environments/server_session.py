@@ -15,7 +15,9 @@ from roll.agents.environments.checked import MOST_REPLY
 from roll.errors import EnvironmentFailed
 
 CLOSE_SECONDS = 2.0
-"""Seconds that the server has to end a session. Its place is free for another one afterwards."""
+"""Seconds that the server has to end a session, and then the connection. Its place is free for another one
+afterwards.
+"""
 MOST_ERROR = 500
 """Largest number of characters of a server's error that are kept."""
 VALIDATION_ERROR = "VALIDATION_ERROR"
@@ -59,8 +61,7 @@ class ServerSession:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = aiohttp.ClientSession(headers=headers)
         try:
-            timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS)
-            self._socket = await self._client.ws_connect(self._url, timeout=timeout, max_msg_size=MOST_REPLY)
+            self._socket = await self._client.ws_connect(self._url, max_msg_size=MOST_REPLY)
         except aiohttp.ClientError as error:
             raise EnvironmentFailed(f"{self._url} does not accept a session: {error}") from error
         self._reading = asyncio.create_task(self._read(self._socket))
@@ -83,7 +84,7 @@ class ServerSession:
         return answer_of(kind, text)
 
     async def close(self) -> None:
-        """End the session, and wait until the server has ended it, too, at most CLOSE_SECONDS."""
+        """End the session, and wait until the server has ended it, too: at most twice CLOSE_SECONDS."""
         try:
             if self._socket is not None and self._reading is not None:
                 with suppress(ConnectionError):
@@ -91,7 +92,9 @@ class ServerSession:
                 await asyncio.wait({self._reading}, timeout=CLOSE_SECONDS)
                 self._reading.cancel()
                 await asyncio.wait({self._reading})
-                await self._socket.close()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        await self._socket.close()
         finally:
             if self._client is not None:
                 await self._client.close()

@@ -61,6 +61,11 @@ def test_an_episode_of_json_actions() -> None:
     assert texts([first, *steps]) == ['{"echoed_message": "Ready for 7"}', '{"echoed_message": "abc"}']
 
 
+def test_a_field_may_reach_into_another() -> None:
+    first, _ = played(EchoServer(), observation_field="metadata.at")
+    assert texts([first]) == ["1"]
+
+
 @pytest.mark.parametrize("text", ["", "[1]", '{"message": ""}', '{"text": "a"}'])
 def test_the_policy_is_told_of_unreadable_actions(text: str) -> None:
     first, [wrong, right] = played(EchoServer(), says(text), says('{"message": "abc"}'), format_penalty=-0.5)
@@ -129,6 +134,7 @@ def test_the_text_of_a_result(result: Any, text: str) -> None:
         ({"reset": refused("missing", "seed", "Field required")}, {}, "VALIDATION_ERROR"),
         ({"reset": observed(done=True)}, {}, "over after reset"),
         ({}, {"observation_field": "text"}, "has no 'text'"),
+        ({}, {"observation_field": "metadata.at.this"}, "has no 'metadata.at.this'"),
         ({"step": observed(tools=[], metadata={"error": "gone"})}, {"server_tools": True}, "lists no tools.*gone"),
     ],
 )
@@ -211,7 +217,7 @@ def test_lost_and_hanging_servers_leave_nothing_open(told: Mapping[str, Any], re
     """The deadline is longer than the close of a session that the server does not end."""
 
     async def play() -> str:
-        args = {"environment": "openenv", "step_timeout": CLOSE_SECONDS + limits.EXPIRY}
+        args = {"environment": "openenv", "step_timeout": 2 * CLOSE_SECONDS + limits.EXPIRY}
         server = EchoServer(told=told)
         async with server.serving() as url, process(environment_args={"base_url": url}, **args) as environments:
             await environments.open(0, {}, 1)
