@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from roll.agents.environments.base import Observation
@@ -108,20 +108,26 @@ def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> I
         if section.agent is None:
             continue
         place = f"environments.{domain}.agent"
-        if section.agent.function is not None:
-            yield from _function_faults(
-                f"{place}.function", section.agent.function, {**own_environment(), **section.system_envs}, seconds
-            )
+        variables = {**own_environment(), **section.system_envs}
+        if (function := section.agent.function) is not None:
+            remedy = "give a `package.module:function` that accepts row, base_url and api_key"
+            yield from _checked(f"{place}.function", function, command_of(function), variables, remedy, seconds)
+        elif (played := section.agent.verifiers) is not None:
+            found = list(_command_faults(f"{place}.verifiers.python", (played.python,), section.system_envs))
+            remedy = f"install the packages of the environment, and verifiers, for {played.python}"
+            command = command_for(section.agent)
+            yield from found or _checked(f"{place}.verifiers", played.env_id, command, variables, remedy, seconds)
         else:
             yield from _command_faults(f"{place}.command", command_for(section.agent), section.system_envs)
 
 
-def _function_faults(place: str, name: str, environment: Mapping[str, str], seconds: float) -> Iterator[Fault]:
-    remedy = "give a `package.module:function` that accepts row, base_url and api_key"
+def _checked(
+    place: str, name: str, command: Sequence[str], environment: Mapping[str, str], remedy: str, seconds: float
+) -> Iterator[Fault]:
+    """Yield the fault of an agent whose process cannot load it."""
     try:
-        command = [*command_of(name), CHECK]
         done = subprocess.run(
-            command,
+            [*command, CHECK],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -78,7 +78,7 @@ class EchoServer:
                 if self._told.get("close") == "hang":
                     await asyncio.sleep(3600)
                 return
-            answer = self._told.get(request["type"]) or self._usual(request["type"], request["data"])
+            answer = self._told.get(request["type"]) or self._usual(request["type"], request.get("data") or {})
             if answer == "leave":
                 return
             if answer == "hang":

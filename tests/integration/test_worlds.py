@@ -1,0 +1,108 @@
+"""Environments of other packages with the real engines: Gymnasium's, and those on a server of OpenEnv."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import limits
+from tests.integration.conftest import Outcome, World
+from tests.unit.environments.openenv_server import EchoServer
+
+pytestmark = [pytest.mark.engines, pytest.mark.full]
+EPISODES = 128
+"""Episodes of a step: 16 tasks with 8 each."""
+
+
+def run(world: World, name: str, environment: Mapping[str, Any]) -> Outcome:
+    """Run one step in an environment, which gets the seed of each row."""
+    domain = {"max_turns": 3, "sessions_per_process": EPISODES, "step_timeout": limits.CALL, **environment}
+    keys = ("~rewards", "~reference", "~validation", "use_kl_loss=false", "kl_loss_coef=0")
+    own = (
+        f"+environments={{arithmetic: {written(domain)}}}",
+        "prompt_length=40",
+        "+sequence_length=64",
+        "actor_train.data_args.template=chatml",
+    )
+    arguments = [one for one in world.rlvr(name) if not one.startswith(("rewards.", "validation."))]
+    return world.run(*arguments, *keys, *own, "max_steps=1", "num_return_sequences_in_group=8")
+
+
+def written(value: Any) -> str:
+    """Return a value as Hydra's command line reads it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {written(one)}' for name, one in value.items())}}}"
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def episodes(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    return [response for line in lines for response in json.loads(line)["responses"]]
+
+
+@contextmanager
+def serving(server: EchoServer) -> Iterator[str]:
+    """Serve in a thread, and return the base URL."""
+    loop, urls = asyncio.new_event_loop(), list[str]()
+    begun, over = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with server.serving() as url:
+            urls.append(url)
+            begun.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert begun.wait(limits.CALL)
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(limits.END)
+        loop.close()
+
+
+def test_blackjack_of_gymnasium_is_played(world: World, leaves_nothing: Callable[[], None]) -> None:
+    # The policy has learnt to write digits: 0 sticks, and 1 hits.
+    args = {"env_id": "Blackjack-v1", "env_instruction": "", "action_pattern": "[01]"}
+    outcome = run(world, "blackjack", {"environment": "gymnasium", "environment_args": args})
+    assert outcome.status == 0, outcome.output
+    leaves_nothing()
+    _, line = world.metrics("blackjack")
+    assert line["episode/environment_failed_fraction"] == 0 == line["episode/retried"]
+    assert line["reward/scored_fraction"] == 1 and line["mismatch/logprob_abs_diff_mean"] < 1e-4
+    assert 0 < line["environment/arithmetic/terminated"] <= line["episode/completed_fraction"]
+    assert line["environment/arithmetic/truncated"] == 0
+    rewards = {response["reward"] for response in episodes(world.folder / "blackjack")}
+    assert rewards <= {-1.0, 0.0, 1.0} and -1.0 in rewards
+
+
+def test_a_server_is_played_though_it_breaks(world: World, leaves_nothing: Callable[[], None]) -> None:
+    class Breaking(EchoServer):
+        """Hangs up at every twentieth request, which no answer of another can tell from a lost server."""
+
+        def _usual(self, kind: str, given: Mapping[str, Any]) -> Any:
+            return "leave" if len(self.asked) % 20 == 0 else super()._usual(kind, given)
+
+    server = Breaking()
+    args = {"action_field": "message", "observation_field": "echoed_message"}
+    with serving(server) as url:
+        keys = {"environment": "openenv", "environment_args": {"base_url": url, **args}, "attempts": 4}
+        outcome = run(world, "served", keys)
+        assert outcome.status == 0, outcome.output
+        limits.until(lambda: server.open == 0, "the server has no session", limits.END)
+    leaves_nothing()
+    _, line = world.metrics("served")
+    assert line["episode/retried"] >= 1 and line["episode/crashed"] >= 1
+    assert line["reward/scored_fraction"] == 1 and line["episode/environment_failed_fraction"] == 0
+    assert server.most > 8 and line["policy/grad_norm"] > 0
+    earned = [response["reward"] for response in episodes(world.folder / "served")]
+    assert earned and all(reward > 0 for reward in earned), "an episode that broke has no reward of 0"
