@@ -250,8 +250,12 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
         yield from _unknown_environment(f"{ENVIRONMENTS}{domain}", environment_of(domain, section))
         yield from _domain(f"{ENVIRONMENTS}{domain}", section)
         yield from _environment_name(domain, section)
-        has_reward = domain in config.rewards or (section.agent is not None and section.agent.gives_reward)
-        if environment_of(domain, section) == TOOL_USE and not has_reward:
+        reports, environment = section.agent is not None and section.agent.gives_reward, environment_of(domain, section)
+        if reports and environment != TOOL_USE:
+            problem = f"'{environment}', but the agent gives the reward of its episodes"
+            remedy = f"set it to {TOOL_USE}, or let the environment give the reward"
+            yield Fault(f"{ENVIRONMENTS}{domain}.environment", problem, remedy, "exclusive")
+        if environment == TOOL_USE and domain not in config.rewards and not reports:
             problem = f"'{TOOL_USE}' returns no reward of its own, and there is no rewards.{domain}"
             yield Fault(
                 f"{ENVIRONMENTS}{domain}",
@@ -355,9 +359,6 @@ def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
 def _agent(where: str, section: EnvironmentConfig, agent: AgentConfig) -> Iterator[Fault]:
     whose = {"command": agent.command, "function": agent.function, "verifiers": agent.verifiers}
     yield from _one_of(f"{where}.agent", whose)
-    if agent.gives_reward and environment_of(where.removeprefix(ENVIRONMENTS), section) != TOOL_USE:
-        problem = "set, but the agent gives the reward of its episodes"
-        yield Fault(f"{where}.environment", problem, "remove it, or agent.reports_reward", "exclusive")
     if agent.function is not None and ":" not in agent.function:
         yield Fault(
             f"{where}.agent.function",
