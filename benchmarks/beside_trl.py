@@ -1,7 +1,7 @@
 """Runs a recipe with roll and with TRL's GRPOTrainer, one GPU each, and compares the time to reach an accuracy.
 
     python benchmarks/beside_trl.py [--recipe recipes/smollm2_sums_grpo] [--seed 42] [--devices 0,1] [--threshold 0.4]
-        [--folder FOLDER] [--json FILE] [KEY=VALUE ...]
+        [--until-reached] [--folder FOLDER] [--json FILE] [KEY=VALUE ...]
     python benchmarks/beside_trl.py --table FILE ...
 
 Both have the recipe's model, rows, reward, batch, learning rate and number of steps, and measure the greedy accuracy on
@@ -57,9 +57,14 @@ class Validation:
 class Side:
     """A running program, and what it has said of its validations."""
 
-    def __init__(self, name: str, command: Sequence[str], device: str, scratch: Path, said: Path) -> None:
-        """Start `command` on a device. It writes a JSON object per line into the file `said`."""
-        self.name, self.said, self.curve = name, said, list[Validation]()
+    def __init__(
+        self, name: str, command: Sequence[str], device: str, scratch: Path, said: Path, until: float | None = None
+    ) -> None:
+        """Start `command` on a device. It writes a JSON object per line into the file `said`, and is ended when it has
+        reached the accuracy `until`, if given.
+        """
+        self.name, self.said, self.curve, self.ended = name, said, list[Validation](), False
+        self._until = until
         self._lines, self._training = 0, 0.0
         variables = environment(str(scratch)) | {"CUDA_VISIBLE_DEVICES": device}
         output = said if name == "TRL" else scratch / f"{name}.out"
@@ -79,6 +84,14 @@ class Side:
                     f"{self.name}: step {point.step}, {point.accuracy:.3f}, {point.training_seconds:.1f} s", flush=True
                 )
         self._lines = len(lines)
+        if self._until is not None and not self.ended and reached(self.curve, self._until):
+            self.ended = True
+            self.process.terminate()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, with a status other than 0."""
+        return not self.ended and self.process.poll() not in (None, 0)
 
     def _point(self, line: dict[str, Any], now: float) -> Validation | None:
         if ACCURACY in line:
@@ -130,13 +143,14 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, list[Validation
         "TRL": [sys.executable, "-m", "benchmarks.trl_grpo", str(work)],
     }
     said = {"roll": scratch / "run" / "metrics.jsonl", "TRL": scratch / "TRL.out"}
-    sides = [Side(name, commands[name], devices[at], scratch, said[name]) for at, name in enumerate(SIDES)]
+    until = options.threshold if options.until_reached else None
+    sides = [Side(name, commands[name], devices[at], scratch, said[name], until) for at, name in enumerate(SIDES)]
     try:
-        until = time.monotonic() + DEADLINE_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while any(side.process.poll() is None for side in sides):
             for side in sides:
                 side.read()
-                if side.process.poll() not in (None, 0) or time.monotonic() > until:
+                if side.failed or time.monotonic() > deadline:
                     errors = (scratch / f"{side.name}.err").read_text()[-4000:]
                     raise SystemExit(f"{side.name} ended with status {side.process.poll()}:\n{errors}")
             time.sleep(POLL_SECONDS)
@@ -151,7 +165,7 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, list[Validation
 
 COLUMNS = ("seconds of training", "seconds of the command", "seconds of all steps")
 """What is compared: seconds of training and of the command until the threshold is reached, and seconds of training of
-all steps."""
+all steps, if both made equally many."""
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
@@ -161,9 +175,13 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     ratios: dict[str, list[float]] = {name: [] for name in COLUMNS}
     for one in runs:
         cells = [str(one["seed"])]
-        by_side = [compared([Validation(**each) for each in one["curves"][side]], one["threshold"]) for side in SIDES]
+        curves = [[Validation(**each) for each in one["curves"][side]] for side in SIDES]
+        by_side = [compared(curve, one["threshold"]) for curve in curves]
+        if len({curve[-1].step for curve in curves if curve}) != 1:
+            by_side = [(*seconds[:2], None) for seconds in by_side]
         for name, mine, theirs in zip(COLUMNS, *by_side, strict=True):
-            cells += [f"{seconds:.0f}" if seconds else "not reached" for seconds in (mine, theirs)]
+            missing = "unequal steps" if name == COLUMNS[-1] else "not reached"
+            cells += [f"{seconds:.0f}" if seconds else missing for seconds in (mine, theirs)]
             cells.append(f"{mine / theirs:.2f}" if mine and theirs else "")
             ratios[name] += [mine / theirs] if mine and theirs else []
         lines.append(f"| {' | '.join(cells)} |")
@@ -219,6 +237,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--devices", default="0,1", help="the GPU of roll and the GPU of TRL")
     parser.add_argument("--threshold", type=float, default=0.4)
+    parser.add_argument("--until-reached", action="store_true", help="end a program that has reached the threshold")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="only print the table of these results")
     parser.add_argument("--folder", type=Path, help="folder of the runs (default: a temporary one)")
     parser.add_argument("--json", type=Path)

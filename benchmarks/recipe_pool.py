@@ -2,8 +2,7 @@
 
     python benchmarks/recipe_pool.py OUT [--gpus 4] [--seconds 1500] [--only NAME ...] [--list]
 
-It runs in the folder with the recipes' models and rows, which are those of docs/recipes.md, and `data/digits`: sums
-of digits. A job starts when its GPUs are free and the jobs that it needs have ended with status 0; among several, the
+It runs in the folder with the recipes' models and rows, which are those of docs/recipes.md. A job starts when its GPUs are free and the jobs that it needs have ended with status 0; among several, the
 first of the list. While a job for two GPUs waits for the second one, no later job takes a free one. After SECONDS the
 running jobs are interrupted: a recipe then finishes its step and writes a checkpoint and an export. OUT/NAME.log has
 the output of each job, and OUT/pool.log when each began and ended. The exit status is 1 if a job did not end with
@@ -64,11 +63,12 @@ def both_scores(name: str, model: str, *after: str) -> tuple[Job, Job]:
 
 
 def beside(seed: int, *after: str) -> Job:
-    """Return the job that compares with TRL on sums of digits."""
-    rows = "actor_train.data_args.file_name=data/digits/train.jsonl"
-    held_out = "validation.data_args.file_name=data/digits/validation.jsonl"
-    what = f"--recipe recipes/smollm2_sums_async --seed {seed} --devices {DEVICES} --json output/beside_{seed}.json"
-    return Job(f"beside_{seed}", (f"python -m benchmarks.beside_trl {what} max_steps=150 {rows} {held_out}",), after, 2)
+    """Return the job that compares with TRL on sums as they are drawn."""
+    rows = "actor_train.data_args.file_name=data/drawn_sums/train.jsonl"
+    held_out = "validation.data_args.file_name=data/drawn_sums/validation.jsonl"
+    what = f"--recipe recipes/smollm2_sums_async --seed {seed} --devices {DEVICES} --until-reached"
+    command = f"python -m benchmarks.beside_trl {what} --json output/beside_{seed}.json max_steps=150 {rows} {held_out}"
+    return Job(f"beside_{seed}", (command,), after, 2)
 
 
 ANSWERS = (

@@ -84,6 +84,8 @@ class GeneratedRequest:
     """Number of validation rows."""
     seed: int
     """Seed of the tasks."""
+    repeats: bool
+    """Whether a task may occur again, also in another file."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _prepared(given: argparse.Namespace) -> str:
     """Write the files of a command line. Return the summary to print."""
     name, kind = given.set, given.set.partition(":")[0]
-    allowed = {"--rows": (ROLL, PACKAGE), "--settings": (PACKAGE,), "--validation": (*SETS, PACKAGE)}
-    for option, value in (("--rows", given.rows), ("--settings", given.settings), ("--validation", given.validation)):
+    allowed = {
+        "--rows": (ROLL, PACKAGE),
+        "--settings": (PACKAGE,),
+        "--validation": (*SETS, PACKAGE),
+        "--repeats": (PACKAGE,),
+    }
+    chosen = {option: getattr(given, option.removeprefix("--")) for option in allowed}
+    for option, value in chosen.items():
         measures = kind in SETS and not SETS[kind].train
         if value is not None and (kind not in allowed[option] or (measures and option == "--validation")):
             problem = f"{value}, but it is no option of the set '{name}'"
@@ -152,7 +160,7 @@ def _prepared(given: argparse.Namespace) -> str:
     if kind == PACKAGE:
         family, settings = name.partition(":")[2], dict(given.settings or ())
         out = given.output or Path("data") / family
-        tasks = GeneratedRequest(family, settings, given.source, out, rows, held_out, given.seed)
+        tasks = GeneratedRequest(family, settings, given.source, out, rows, held_out, given.seed, bool(given.repeats))
         return "\n".join(f"{out / file}: {count:,} task(s) of {name}" for file, count in write_generated(tasks).items())
     out, source = given.output or Path("data") / name, given.source or SETS[name].hub_name
     wish = SetRequest(name, source, out, held_out, given.seed)
@@ -192,6 +200,12 @@ def prepare_parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--settings", type=_setting, nargs="+", metavar="KEY=VALUE", help="settings of the family of generated tasks"
+    )
+    found.add_argument(
+        "--repeats",
+        action="store_true",
+        default=None,
+        help="keep generated tasks that occur again, also in another file (default: no two rows are alike)",
     )
     found.add_argument(
         "--seed", type=int, default=42, help="seed that decides which rows are held out, or drawn (default: 42)"
@@ -247,8 +261,8 @@ def rows_summary(wish: SetRequest, prepared: WrittenRows) -> str:
 
 
 def write_generated(wish: GeneratedRequest) -> dict[str, int]:
-    """Write the folder `wish.output` atomically: files of different tasks. Return the number of tasks of each. The same
-    settings and seed give the same files.
+    """Write the folder `wish.output` atomically: files of different tasks, or of tasks as they are drawn. Return the
+    number of tasks of each. The same settings and seed give the same files.
 
     Raises:
         DataError: there are too few different tasks, the package is missing or refuses the family or its settings, the
@@ -266,16 +280,19 @@ def write_generated(wish: GeneratedRequest) -> dict[str, int]:
         sources = _found(wish.source, "train", "give --source a file with columns question and answer, a task a line")
         tasks = (row for _, row in _converted(sources, convert, f"{PACKAGE}:{wish.family}"))
     with _atomic_folder(wish.output) as folder:
-        seen: set[bytes] = set()
+        seen: set[bytes] | None = None if wish.repeats else set()
+        found = 0
         for name, size in sizes.items():
             written = 0
             while written < size:
                 block = list(islice(tasks, size - written))
                 if not block:
-                    total, problem = sum(sizes.values()), f"{len(seen):,} different tasks were found"
+                    total, kind = sum(sizes.values()), "tasks" if wish.repeats else "different tasks"
+                    problem = f"{found + written:,} {kind} were found"
                     remedy = f"{total:,} are needed: give a smaller --rows or --validation, or other --settings"
                     raise DataError(Fault(f"{PACKAGE}:{wish.family}", problem, remedy, "too_small"))
                 written += _write(folder / name, iter(block), seen)[0]
+            found += written
     return {name: sizes[name] for name in (TRAIN, VALIDATION, TEST)}
 
 
@@ -415,8 +432,8 @@ def _converted(
                 raise DataError(Fault(place, str(error), remedy, "malformed")) from error
 
 
-def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) -> tuple[int, Counter[str]]:
-    """Write the usable rows whose question is not in `seen`, and add their questions to `seen`.
+def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes] | None) -> tuple[int, Counter[str]]:
+    """Write the usable rows whose question is not in `seen`, and add their questions to `seen`; all if `seen` is None.
 
     Return the number of written rows, and the number of rows left out by reason.
     """
@@ -427,10 +444,11 @@ def _write(file: Path, rows: Iterator[PreparedRow | LeftOut], seen: set[bytes]) 
                 left_out[str(row)] += 1
                 continue
             key = hashlib.sha256(row.key.encode("utf-8", "surrogatepass")).digest()
-            if key in seen:
+            if seen is not None and key in seen:
                 left_out[REPEATED] += 1
                 continue
-            seen.add(key)
+            if seen is not None:
+                seen.add(key)
             lines.write(json.dumps(row.columns) + "\n")
             written += 1
     return written, left_out

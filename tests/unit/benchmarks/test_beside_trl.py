@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import time
 from math import exp, log, sqrt
 from pathlib import Path
 
@@ -48,8 +50,26 @@ def test_interval_of_a_ratio_by_hand() -> None:
 def test_a_threshold_that_is_not_reached_is_said() -> None:
     curves = {"roll": [one.__dict__ for one in curve(0.5, 0.5, 0.5)], "TRL": [one.__dict__ for one in curve(0.1, 0.1)]}
     found = table([{"seed": 7, "threshold": 0.4, "curves": curves}])
-    assert "| 7 | 20 | not reached |  | 120 | not reached |  | 20 | 10 | 2.00 |" in found
-    assert found.count("none") == 2 and found.endswith(": 2.00, no interval")
+    assert "| 7 | 20 | not reached |  | 120 | not reached |  | unequal steps | unequal steps |  |" in found
+    assert found.count("none") == 3
+    curves["TRL"] += [one.__dict__ for one in curve(0.1, 0.1, 0.2)[2:]]
+    curves["TRL"][-1] = curves["TRL"][-1] | {"training_seconds": 40.0}
+    found = table([{"seed": 7, "threshold": 0.4, "curves": curves}])
+    assert "|  | 20 | 40 | 0.50 |" in found and found.endswith(": 0.50, no interval")
+
+
+@pytest.mark.parametrize("until", [0.4, None])
+def test_a_program_ends_at_the_threshold(until: float | None, tmp_path: Path) -> None:
+    line = json.dumps({"step": 0, "accuracy": 0.5, "training_seconds": 1.0})
+    says = f"import time; print('{line}\\n' * 3, flush=True); time.sleep({limits.PROCESS if until else 0})"
+    side = Side("TRL", [sys.executable, "-c", says], "0", tmp_path, tmp_path / "TRL.out", until)
+    for _ in range(int(20 * limits.PROCESS)):
+        side.read()
+        if len(side.curve) == 3:
+            break
+        time.sleep(0.05)
+    assert side.process.wait(limits.PROCESS) == (-signal.SIGTERM if until else 0)
+    assert side.ended is bool(until) and not side.failed
 
 
 @pytest.mark.parametrize(("text", "score"), [("so 5", 1.0), ("5, or 6", 0.0), ("five", 0.0)])

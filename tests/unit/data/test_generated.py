@@ -20,8 +20,8 @@ def tasks(file: Path, count: int, different: int) -> Path:
     return file
 
 
-def request(source: Path | None, output: Path, rows: int = 20) -> GeneratedRequest:
-    return GeneratedRequest("chain_sum", {}, str(source) if source else None, output, rows, 8, 42)
+def request(source: Path | None, output: Path, rows: int = 20, repeats: bool = False) -> GeneratedRequest:
+    return GeneratedRequest("chain_sum", {}, str(source) if source else None, output, rows, 8, 42, repeats)
 
 
 def test_no_task_is_in_two_files(tmp_path: Path) -> None:
@@ -39,6 +39,17 @@ def test_too_few_different_tasks_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_tasks_may_repeat_as_they_are_drawn(tmp_path: Path) -> None:
+    source = tasks(tmp_path / "tasks.jsonl", 540, 100)
+    written = write_generated(request(source, tmp_path / "out", repeats=True))
+    rows = [
+        json.loads(line) for name in reversed(written) for line in (tmp_path / "out" / name).read_text().splitlines()
+    ]
+    assert [json.loads(row["metadata"])["n"] for row in rows] == list(range(540))
+    with pytest.raises(DataError, match="540 tasks were found"):
+        write_generated(request(source, tmp_path / "more", rows=21, repeats=True))
+
+
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
     with pytest.raises(DataError, match="reasoning-gym~=0"):
@@ -53,6 +64,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ["gsm8k", "--rows", "5"],
         ["gsm8k", "--settings", "max_digits=2"],
         ["roll", "--validation", "5"],
+        ["gsm8k", "--repeats"],
     ],
 )
 def test_an_option_of_another_set_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
