@@ -136,7 +136,8 @@ def warm_up(folder: Path) -> None:
     """Write the tiny model, and teach it to answer sums."""
     for script, name in (("make_model.py", "model"), ("make_problems.py", "problems")):
         call([sys.executable, str(TINY / script), f"output/tiny/{name}"], folder)
-    pipeline(folder, "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60")
+    chat = ("sft_train.data_args.template=chatml", "prompt_length=48")
+    pipeline(folder, "tiny/tiny_warm_up", "output_dir=warm", "max_steps=60", *chat)
 
 
 @contextmanager

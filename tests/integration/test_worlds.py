@@ -21,6 +21,15 @@ EPISODES = 128
 """Episodes of a step: 16 tasks with 8 each."""
 
 
+@pytest.fixture(scope="module")
+def chatting(world: World) -> World:
+    """Return the world with a policy that answers sums in a chat, `chatting/export`."""
+    chat = ("sft_train.data_args.template=chatml", "prompt_length=48", "output_dir=chatting", "max_steps=60")
+    outcome = world.run("--config-name", "tiny/tiny_warm_up", *chat)
+    assert outcome.status == 0, outcome.output
+    return world
+
+
 def run(world: World, name: str, environment: Mapping[str, Any]) -> Outcome:
     """Run one step in an environment, which gets the seed of each row."""
     domain = {"max_turns": 3, "sessions_per_process": EPISODES, "step_timeout": limits.CALL, **environment}
@@ -32,7 +41,9 @@ def run(world: World, name: str, environment: Mapping[str, Any]) -> Outcome:
         "actor_train.data_args.template=chatml",
     )
     arguments = [one for one in world.rlvr(name) if not one.startswith(("rewards.", "validation."))]
-    return world.run(*arguments, *keys, *own, "max_steps=1", "num_return_sequences_in_group=8")
+    return world.run(
+        *arguments, "pretrain=chatting/export", *keys, *own, "max_steps=1", "num_return_sequences_in_group=8"
+    )
 
 
 def written(value: Any) -> str:
@@ -83,18 +94,18 @@ def said(response: Mapping[str, Any]) -> list[str]:
     return [segment["text"].strip() for segment in path["segments"] if segment["role"] == "assistant"]
 
 
-def test_blackjack_of_gymnasium_is_played(world: World, leaves_nothing: Callable[[], None]) -> None:
-    (world.folder / "cards.py").write_text(SHOWN)
+def test_blackjack_of_gymnasium_is_played(chatting: World, leaves_nothing: Callable[[], None]) -> None:
+    (chatting.folder / "cards.py").write_text(SHOWN)
     args = {"env_id": "Blackjack-v1", "env_instruction": "", "action_pattern": "[01]", "observe": "cards:shown"}
-    outcome = run(world, "blackjack", {"environment": "gymnasium", "environment_args": args})
+    outcome = run(chatting, "blackjack", {"environment": "gymnasium", "environment_args": args})
     assert outcome.status == 0, outcome.output
     leaves_nothing()
-    _, line = world.metrics("blackjack")
+    _, line = chatting.metrics("blackjack")
     assert line["episode/environment_failed_fraction"] == 0 == line["episode/retried"]
     assert line["reward/scored_fraction"] == 1 and line["mismatch/logprob_abs_diff_mean"] < 1e-4
     assert 0 < line["environment/arithmetic/terminated"] == line["episode/completed_fraction"]
     assert line["environment/arithmetic/truncated"] == 0
-    rewards = {response["reward"] for response in episodes(world.folder / "blackjack")}
+    rewards = {response["reward"] for response in episodes(chatting.folder / "blackjack")}
     assert rewards <= {-1.0, 0.0, 1.0, 1.5} and -1.0 in rewards
 
 
@@ -109,18 +120,18 @@ class Breaking(EchoServer):
         return super()._usual(kind, given) if given["message"] == "" else observed(len(given["message"]) / 10, True)
 
 
-def test_a_server_is_played_though_it_breaks(world: World, leaves_nothing: Callable[[], None]) -> None:
+def test_a_server_is_played_though_it_breaks(chatting: World, leaves_nothing: Callable[[], None]) -> None:
     server = Breaking()
     args = {"action_field": "message", "observation_field": "echoed_message"}
     with serving(server) as url:
         keys = {"environment": "openenv", "environment_args": {"base_url": url, **args}, "attempts": 4}
-        outcome = run(world, "served", keys)
+        outcome = run(chatting, "served", keys)
         assert outcome.status == 0, outcome.output
         limits.until(lambda: server.open == 0, "the server has no session", limits.END)
     leaves_nothing()
-    _, line = world.metrics("served")
+    _, line = chatting.metrics("served")
     assert line["episode/retried"] >= 1 and line["episode/crashed"] >= 1
     assert line["reward/scored_fraction"] == 1 and line["episode/environment_failed_fraction"] == 0
     assert server.most > 8 and line["policy/grad_norm"] > 0 and line["episode/completed_fraction"] > 0.5
-    for response in episodes(world.folder / "served"):
+    for response in episodes(chatting.folder / "served"):
         assert response["reward"] == pytest.approx(next((len(text) / 10 for text in said(response) if text), 0.0))
