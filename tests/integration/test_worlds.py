@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,44 +15,32 @@ from typing import Any
 import pytest
 
 from tests import limits
-from tests.integration.conftest import Outcome, World
+from tests.integration.conftest import TINY, Outcome, World
 from tests.unit.environments.openenv_server import EchoServer, observed
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 EPISODES = 128
 """Episodes of a step: 16 tasks with 8 each."""
+AGENT = "output/tiny/agent-model"
+WARM_UP = ("pretrain=output/tiny/agent-model", "prompt_length=32", "sft_train.data_args.template=native")
+"""What `tiny_blackjack.yaml` says of its policy."""
 
 
 @pytest.fixture(scope="module")
 def chatting(world: World) -> World:
-    """Return the world with a policy that answers sums in a chat, `chatting/export`."""
-    chat = ("sft_train.data_args.template=chatml", "prompt_length=48", "output_dir=chatting", "max_steps=60")
-    outcome = world.run("--config-name", "tiny/tiny_warm_up", *chat)
+    """Return the world with the policy of `tiny_blackjack`, which answers sums in a chat, after a shorter warm-up."""
+    make = [sys.executable, str(TINY / "make_model.py"), AGENT, "--agent"]
+    subprocess.run(make, cwd=world.folder, check=True, timeout=limits.PROCESS)
+    warm = ("--config-name", "tiny/tiny_warm_up", *WARM_UP, "output_dir=output/blackjack-warm-up", "max_steps=60")
+    outcome = world.run(*warm)
     assert outcome.status == 0, outcome.output
     return world
 
 
-def run(world: World, name: str, environment: Mapping[str, Any]) -> Outcome:
-    """Run one step in an environment, which gets the seed of each row."""
-    domain = {"max_turns": 3, "sessions_per_process": EPISODES, "step_timeout": limits.CALL, **environment}
-    keys = ("~rewards", "~reference", "~validation", "use_kl_loss=false", "kl_loss_coef=0")
-    own = (
-        f"+environments={{arithmetic: {written(domain)}}}",
-        "prompt_length=40",
-        "+sequence_length=64",
-        "actor_train.data_args.template=chatml",
-    )
-    arguments = [one for one in world.rlvr(name) if not one.startswith(("rewards.", "validation."))]
-    return world.run(
-        *arguments, "pretrain=chatting/export", *keys, *own, "max_steps=1", "num_return_sequences_in_group=8"
-    )
-
-
-def written(value: Any) -> str:
-    """Return a value as Hydra's command line reads it."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {written(one)}' for name, one in value.items())}}}"
-    return f"'{value}'" if isinstance(value, str) else str(value)
+def run(world: World, name: str, *overrides: str) -> Outcome:
+    """Run one step of `tiny_blackjack`."""
+    short = ("max_steps=1", "eval_steps=0", "~validation", "+actor_infer.system_envs={TORCHDYNAMO_DISABLE: '1'}")
+    return world.run("--config-name", "tiny/tiny_blackjack", f"output_dir={name}", *short, *overrides)
 
 
 def episodes(folder: Path) -> list[dict[str, Any]]:
@@ -81,13 +71,6 @@ def serving(server: EchoServer) -> Iterator[str]:
         loop.close()
 
 
-SHOWN = """
-def shown(observation, info):
-    return f"{observation[0]}+{observation[1]}="
-"""
-"""The policy has learnt to answer sums, so it is shown one: its cards and the dealer's."""
-
-
 def said(response: Mapping[str, Any]) -> list[str]:
     """Return the texts of the policy's turns."""
     [path] = response["trajectories"]
@@ -95,18 +78,16 @@ def said(response: Mapping[str, Any]) -> list[str]:
 
 
 def test_blackjack_of_gymnasium_is_played(chatting: World, leaves_nothing: Callable[[], None]) -> None:
-    (chatting.folder / "cards.py").write_text(SHOWN)
-    args = {"env_id": "Blackjack-v1", "env_instruction": "", "action_pattern": "[01]", "observe": "cards:shown"}
-    outcome = run(chatting, "blackjack", {"environment": "gymnasium", "environment_args": args})
+    outcome = run(chatting, "blackjack")
     assert outcome.status == 0, outcome.output
     leaves_nothing()
     _, line = chatting.metrics("blackjack")
     assert line["episode/environment_failed_fraction"] == 0 == line["episode/retried"]
     assert line["reward/scored_fraction"] == 1 and line["mismatch/logprob_abs_diff_mean"] < 1e-4
-    assert 0 < line["environment/arithmetic/terminated"] == line["episode/completed_fraction"]
-    assert line["environment/arithmetic/truncated"] == 0
+    assert 0 < line["environment/blackjack/terminated"] == line["episode/completed_fraction"]
+    assert line["environment/blackjack/truncated"] == 0
     rewards = {response["reward"] for response in episodes(chatting.folder / "blackjack")}
-    assert rewards <= {-1.0, 0.0, 1.0, 1.5} and -1.0 in rewards
+    assert rewards <= {-1.0, 0.0, 1.0} and -1.0 in rewards
 
 
 class Breaking(EchoServer):
@@ -122,10 +103,10 @@ class Breaking(EchoServer):
 
 def test_a_server_is_played_though_it_breaks(chatting: World, leaves_nothing: Callable[[], None]) -> None:
     server = Breaking()
-    args = {"action_field": "message", "observation_field": "echoed_message"}
     with serving(server) as url:
-        keys = {"environment": "openenv", "environment_args": {"base_url": url, **args}, "attempts": 4}
-        outcome = run(chatting, "served", keys)
+        args = f"{{base_url: '{url}', action_field: message, observation_field: echoed_message}}"
+        keys = f"{{environment: openenv, environment_args: {args}, attempts: 4, rows: 64, sessions_per_process: {EPISODES}, step_timeout: {limits.CALL}}}"
+        outcome = run(chatting, "served", "~environments", f"+environments={{sums: {keys}}}")
         assert outcome.status == 0, outcome.output
         limits.until(lambda: server.open == 0, "the server has no session", limits.END)
     leaves_nothing()
