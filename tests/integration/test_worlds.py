@@ -102,10 +102,11 @@ class Breaking(EchoServer):
 
 
 def test_a_server_is_played_though_it_breaks(chatting: World, leaves_nothing: Callable[[], None]) -> None:
-    server = Breaking()
+    server = Breaking(room=EPISODES)
     with serving(server) as url:
         args = f"{{base_url: '{url}', action_field: message, observation_field: echoed_message}}"
-        keys = f"{{environment: openenv, environment_args: {args}, attempts: 4, rows: 64, sessions_per_process: {EPISODES}, step_timeout: {limits.CALL}}}"
+        room = f"rows: 64, attempts: 4, sessions_per_process: {EPISODES}, step_timeout: {limits.CALL}"
+        keys = f"{{environment: openenv, environment_args: {args}, {room}}}"
         outcome = run(chatting, "served", "~environments", f"+environments={{sums: {keys}}}")
         assert outcome.status == 0, outcome.output
         limits.until(lambda: server.open == 0, "the server has no session", limits.END)

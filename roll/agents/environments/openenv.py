@@ -107,9 +107,11 @@ class OpenEnv(OpenEnvKeys):
             return Step(
                 [{"role": "user", "content": text}], self.format_penalty, False, {"invalid_actions": 1.0}, self._text
             )
+        if answer.done:  # the policy does not see the last observation, which may lack `observation_field`
+            return Step((), answer.reward or 0.0, True, counted(answer), as_text(answer.observation))
         self._text = self._seen(answer)
-        messages = () if answer.done else ({"role": "user", "content": self._text},)
-        return Step(messages, answer.reward or 0.0, answer.done, counted(answer), self._text)
+        messages = [{"role": "user", "content": self._text}]
+        return Step(messages, answer.reward or 0.0, False, counted(answer), self._text)
 
     async def close(self) -> None:
         """End the session, if there is one."""

@@ -48,7 +48,7 @@ def test_an_episode_of_texts() -> None:
     first, steps = played(server, says("hello"), says("bye"), row={"level": 3}, reset_columns=["level"], **keys)
     assert texts([first, *steps]) == ["Say bye.\nReady for 7", "hello"]
     assert [(step.reward, step.done) for step in steps] == [(0.5, False), (0.3, True)]
-    assert [one.state for one in (first, *steps)] == ["Ready for 7", "hello", "bye"]
+    assert [one.state for one in (first, *steps)] == ["Ready for 7", "hello", '{"echoed_message": "bye"}']
     assert server.asked[0] == {"type": "reset", "data": {"seed": 7, "level": 3}}
     assert server.asked[1:] == [
         *({"type": "step", "data": {"message": text}} for text in ("hello", "bye")),
@@ -80,7 +80,7 @@ def test_a_field_that_the_action_lacks_fails() -> None:
 
 
 def test_steps_without_a_reward_are_counted() -> None:
-    _, [step] = played(EchoServer(told={"step": observed(None, True)}), says("{}"))
+    _, [step] = played(EchoServer(told={"step": observed(None, True)}), says("{}"), observation_field="metadata.at")
     assert (step.reward, step.metrics) == (0.0, {"unrewarded_steps": 1.0})
 
 
