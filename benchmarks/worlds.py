@@ -3,7 +3,7 @@
     python benchmarks/worlds.py openenv|verifiers --python INTERPRETER [--scratch FOLDER] [--json FILE]
 
 INTERPRETER is that of a virtual environment with the package `openenv` or `verifiers`. A warm-up teaches the tiny model
-to answer sums. Then one step of RLVR plays 128 episodes, 16 tasks with 8 each, in an environment that the package
+to answer sums. Then one step of RLVR plays 64 episodes, 8 tasks with 8 each, in an environment that the package
 holds: a server of OpenEnv whose every hundredth reset or step raises, or an environment of verifiers. It prints how the
 episodes ended, and what is left of the server's sessions.
 """
@@ -178,12 +178,13 @@ def play(folder: Path, keys: Mapping[str, str]) -> dict[str, float]:
     )
     column = ("+actor_train.data_args.messages=prompt",) if "agent" in keys else ()
     domain = ", ".join(
-        f"{key}: {value}" for key, value in {"max_turns": "3", "sessions_per_process": "16", **keys}.items()
+        f"{key}: {value}"
+        for key, value in {"max_turns": "3", "sessions_per_process": "4" if "agent" in keys else "64", **keys}.items()
     )
     pipeline(
         folder,
         "tiny/tiny_rlvr_lora_zero3",
-        *("output_dir=run", "pretrain=warm/export", "max_steps=1", "eval_steps=0", "rollout_batch_size=16"),
+        *("output_dir=run", "pretrain=warm/export", "max_steps=1", "eval_steps=0", "rollout_batch_size=8"),
         *("~rewards", "~reference", "~validation", "use_kl_loss=false", "kl_loss_coef=0"),
         *("prompt_length=40", "+sequence_length=64", "actor_train.data_args.template=chatml", *rows, *column),
         f"+environments={{sums: {{{domain}}}}}",
