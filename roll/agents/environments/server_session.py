@@ -12,14 +12,13 @@ from typing import Any, Literal
 import aiohttp
 
 from roll.agents.environments.checked import MOST_REPLY
+from roll.agents.tools import MOST_ERROR
 from roll.errors import EnvironmentFailed
 
 CLOSE_SECONDS = 2.0
 """Seconds that the server has to end a session, and then the connection. Its place is free for another one
 afterwards.
 """
-MOST_ERROR = 500
-"""Largest number of characters of a server's error that are kept."""
 VALIDATION_ERROR = "VALIDATION_ERROR"
 """Code of the answer to an action that is none."""
 Kind = Literal["reset", "step"]

@@ -152,7 +152,7 @@ def test_broken_environments_and_rubrics_give_no_reward(fails: str, note: str) -
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("fails", ["", "reward"])
-def test_a_full_episode_is_judged_by_what_was_said(fails: str) -> None:
+def test_full_episodes_are_judged_by_what_was_said(fails: str) -> None:
     found = played(command_for(agent(turns=4, fails=fails)), answering("yes", "yes", "yes"), max_turns=2)
     assert (found.stop, found.reward.value) == (StopReason.MAX_TURNS, 0.5)
 
