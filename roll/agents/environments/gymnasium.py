@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from roll.agents.environments.base import ENVIRONMENTS, MalformedCalls, Message, Observation, Step
-from roll.agents.environments.shown import as_text, first_messages, picked
+from roll.agents.environments.shown import as_state, as_text, first_messages, picked
 from roll.agents.environments.written import UNREADABLE_ACTION, WHOLE, ActionReader, WrittenAction
 from roll.registry import imported
 
@@ -84,7 +84,9 @@ class Gymnasium:
         self._read, listed = reader(self._env.action_space, gymnasium.spaces, self.actions, self._written)
         self._see(*self._env.reset(seed=seed, options=options or None))
         instruction = listed if self.env_instruction is None else self.env_instruction
-        return Observation(first_messages(self.agent_system_template, instruction, self._text), state=self._text)
+        return Observation(
+            first_messages(self.agent_system_template, instruction, self._text), state=as_state(self._text)
+        )
 
     def step(self, message: Message) -> Step:
         """Take the action in the message, if it has one.
@@ -124,7 +126,7 @@ class Gymnasium:
 
     def _answer(self, text: str, reward: float, counted: Mapping[str, float], is_over: bool = False) -> Step:
         messages = () if is_over else ({"role": "user", "content": text},)
-        return Step(messages, reward, is_over, counted, self._text)
+        return Step(messages, reward, is_over, counted, as_state(self._text))
 
 
 def reader(space: Any, spaces: Any, names: Sequence[str] | None, written: WrittenAction) -> tuple[Reader, str]:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from roll.agents.environments.base import ENVIRONMENTS, TOOL_ERRORS, Message, Observation, Step
 from roll.agents.environments.server_session import Answer, ServerSession, UnreadableAction
-from roll.agents.environments.shown import as_text, first_messages, picked
+from roll.agents.environments.shown import as_state, as_text, first_messages, picked
 from roll.agents.environments.written import UNREADABLE_ACTION, WHOLE, WrittenAction
 from roll.agents.tools import Answered, CallError, answered, failed_call
 from roll.errors import EnvironmentFailed
@@ -91,7 +91,7 @@ class OpenEnv(OpenEnvKeys):
         tools = await self._tools() if self.server_tools else ()
         self._text = self._seen(answer)
         return Observation(
-            first_messages(self.agent_system_template, self.env_instruction, self._text), tools, self._text
+            first_messages(self.agent_system_template, self.env_instruction, self._text), tools, as_state(self._text)
         )
 
     async def step(self, message: Message) -> Step:
@@ -105,13 +105,17 @@ class OpenEnv(OpenEnvKeys):
                 raise EnvironmentFailed(f"the server's action does not consist of action_field: {error}") from error
             text = f"{UNREADABLE_ACTION} {error}\n{self._text}"
             return Step(
-                [{"role": "user", "content": text}], self.format_penalty, False, {"invalid_actions": 1.0}, self._text
+                [{"role": "user", "content": text}],
+                self.format_penalty,
+                False,
+                {"invalid_actions": 1.0},
+                as_state(self._text),
             )
         if answer.done:  # the policy does not see the last observation, which may lack `observation_field`
-            return Step((), answer.reward or 0.0, True, counted(answer), as_text(answer.observation))
+            return Step((), answer.reward or 0.0, True, counted(answer))
         self._text = self._seen(answer)
         messages = [{"role": "user", "content": self._text}]
-        return Step(messages, answer.reward or 0.0, False, counted(answer), self._text)
+        return Step(messages, answer.reward or 0.0, False, counted(answer), as_state(self._text))
 
     async def close(self) -> None:
         """End the session, if there is one."""

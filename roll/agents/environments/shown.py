@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.agents.environments.base import Message
+from roll.agents.environments.checked import MOST_STATE
 
 
 def picked(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
@@ -20,6 +21,11 @@ def first_messages(system: str, instruction: str, text: str) -> list[Message]:
     """Return the messages that begin an episode. The system message and the instruction may be empty."""
     begin: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*begin, {"role": "user", "content": "\n".join(filter(None, (instruction, text)))}]
+
+
+def as_state(text: str) -> str | None:
+    """Return the shown text as the environment's state; None if it is too long, and the messages identify the state."""
+    return text if len(text) <= MOST_STATE else None
 
 
 def as_text(observation: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 
@@ -53,11 +54,11 @@ class Doors(gymnasium.Env):
         return self._seen(), 0.5, action == 5, False, {"success": action == 5}
 
     def _seen(self) -> dict[str, Any]:
-        return {"tries": self.observation_space["tries"].dtype.type(self._tries), "word": "closed"}
+        return {"tries": np.int64(self._tries), "word": "closed"}
 
 
-gymnasium.register("GymWorlds/Words-v0", entry_point=Words)
-gymnasium.register("GymWorlds/Doors-v0", entry_point=Doors)
+gymnasium.register("GymWorlds/Words-v0", entry_point=lambda **keys: Words(**keys))
+gymnasium.register("GymWorlds/Doors-v0", entry_point=lambda **keys: Doors(**keys))
 
 
 def shown(observation: Any, info: Any) -> str:

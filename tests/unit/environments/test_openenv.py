@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from roll.agents.environments.base import Observation, Step
+from roll.agents.environments.checked import MOST_STATE
 from roll.agents.environments.openenv import OpenEnv, result_text
 from roll.agents.environments.server_session import CLOSE_SECONDS
 from roll.errors import EnvironmentFailed
@@ -48,7 +49,7 @@ def test_an_episode_of_texts() -> None:
     first, steps = played(server, says("hello"), says("bye"), row={"level": 3}, reset_columns=["level"], **keys)
     assert texts([first, *steps]) == ["Say bye.\nReady for 7", "hello"]
     assert [(step.reward, step.done) for step in steps] == [(0.5, False), (0.3, True)]
-    assert [one.state for one in (first, *steps)] == ["Ready for 7", "hello", '{"echoed_message": "bye"}']
+    assert [one.state for one in (first, *steps)] == ["Ready for 7", "hello", None]
     assert server.asked[0] == {"type": "reset", "data": {"seed": 7, "level": 3}}
     assert server.asked[1:] == [
         *({"type": "step", "data": {"message": text}} for text in ("hello", "bye")),
@@ -59,6 +60,12 @@ def test_an_episode_of_texts() -> None:
 def test_an_episode_of_json_actions() -> None:
     first, steps = played(EchoServer(), says('so {"message": "abc"}'), action_pattern=r"\{.*\}")
     assert texts([first, *steps]) == ['{"echoed_message": "Ready for 7"}', '{"echoed_message": "abc"}']
+
+
+def test_a_text_longer_than_a_state_is_shown() -> None:
+    long = "x" * (MOST_STATE + 1)
+    first, _ = played(EchoServer(told={"reset": observed(echoed_message=long)}), observation_field="echoed_message")
+    assert texts([first]) == [long] and first.state is None
 
 
 def test_a_field_may_reach_into_another() -> None:
