@@ -143,6 +143,7 @@ RUN_ONLY = (
         "gpu_memory_gib",
         "gpu_name",
         "time_sharing",
+        "generate_while_training",
         "deadlines.*",
         "max_running_samples",
         "gateway",

@@ -20,6 +20,7 @@ AHEAD = "async_generation_ratio=1"
 APART = "actor_infer.device_mapping=[2,3]"
 SHARED = ("actor_train.device_mapping=[0,1]", "actor_infer.device_mapping=[1]", "rollout_batch_size=8")
 KEEP = "weight_sync.kv_cache=keep"
+WHILE = "generate_while_training=true"
 HF = ("actor_infer.strategy_args.strategy_name=hf_infer", "~actor_infer.strategy_args.strategy_config")
 REFUSED = [
     (
@@ -80,6 +81,9 @@ REFUSED = [
         "strategy hf_infer",
         "the strategy vllm",
     ),
+    ([WHILE], "generate_while_training", "no_effect", "async_generation_ratio is 0", "above 0"),
+    ([WHILE, AHEAD], "generate_while_training", "no_effect", "shares no device", "remove it"),
+    ([WHILE, AHEAD, *SHARED], "generate_while_training", "contradiction", "time_sharing is true", "time_sharing=false"),
     ([KEEP], "weight_sync.kv_cache", "no_effect", "async_generation_ratio is 0", "remove it"),
     (
         [*SHARED, AHEAD, KEEP],

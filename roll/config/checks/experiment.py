@@ -23,7 +23,7 @@ from roll.config.derived.batch import learner
 from roll.config.derived.flops import GPUS, gpu_rates
 from roll.config.derived.held_out import held_out_warnings
 from roll.config.derived.methods import compares
-from roll.config.derived.placement import generates, model_roles, ranks
+from roll.config.derived.placement import generates, model_roles, ranks, sharing_with_engines
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.faults import printable
 from roll.config.schema.model import LORA_KEYS
@@ -107,7 +107,14 @@ def experiment_faults(config: Config) -> list[Fault]:
     if isinstance(config, OfflineConfig):
         faults += offline_faults(config)
     else:
-        faults += [*_window(config), *_running(config), *_kl(config), *credit_faults(config), *loss_faults(config)]
+        faults += [
+            *_window(config),
+            *_while_training(config),
+            *_running(config),
+            *_kl(config),
+            *credit_faults(config),
+            *loss_faults(config),
+        ]
         faults += on_policy_distillation_faults(config)
         faults += [*_same_policy(config), *domain_faults(config), *_replay(config), *_replayed_run(config)]
     return faults
@@ -188,6 +195,21 @@ def _window(config: RlvrConfig) -> Iterator[Fault]:
             f"{window}, but async_generation_ratio is 0: a step generates only the {batch} prompts that it trains on"
         )
         yield Fault("rollout_window", problem, "set async_generation_ratio above 0, or remove this key", "no_effect")
+
+
+def _while_training(config: RlvrConfig) -> Iterator[Fault]:
+    if not config.generate_while_training:
+        return
+    place = "generate_while_training"
+    if not config.async_generation_ratio:
+        problem = "true, but async_generation_ratio is 0: no response is unfinished while a role trains"
+        yield Fault(place, problem, "set async_generation_ratio above 0, or remove this key", "no_effect")
+    elif not sharing_with_engines(config):
+        problem = "true, but actor_infer shares no device with a trained role, so that its engines never pause"
+        yield Fault(place, problem, "remove it", "no_effect")
+    elif config.time_sharing:
+        problem = "true, but time_sharing is true: the engines leave their devices while a role trains"
+        yield Fault(place, problem, "set time_sharing=false, or remove this key", "contradiction")
 
 
 def _running(config: RlvrConfig) -> Iterator[Fault]:

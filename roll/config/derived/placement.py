@@ -152,10 +152,15 @@ def interrupting(config: RlvrConfig) -> frozenset[str]:
     """Return the roles whose work pauses asynchronous generation.
 
     If a trained role shares devices with the engines, these are all roles that share devices with them, otherwise none.
-    Responses in flight are paused, and continue after the weight sync.
+    Responses in flight are paused, and continue after the weight sync. `generate_while_training` lets them go on.
     """
-    if not config.async_generation_ratio:
+    if not config.async_generation_ratio or config.generate_while_training:
         return frozenset()
+    return sharing_with_engines(config)
+
+
+def sharing_with_engines(config: RlvrConfig) -> frozenset[str]:
+    """Return the roles that share devices with the engines, if a trained role is among them, otherwise none."""
     infer = set(config.actor_infer.device_mapping or ())
     sharing = {name for name, role in model_roles(config).items() if infer & set(role.device_mapping or ())} - {
         "actor_infer"

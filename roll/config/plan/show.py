@@ -293,6 +293,8 @@ def _generation(config: RlvrConfig) -> str:
         return "synchronous"
     ratio = config.async_generation_ratio
     ahead = f"up to {ratio:g} {'step' if ratio == 1 else 'steps'} ahead of training"
+    if config.generate_while_training:
+        ahead += ", also while other roles work on the engines' devices"
     batches = (config.rollout_window or config.rollout_batch_size) // config.rollout_batch_size
     if batches == 1:
         return ahead

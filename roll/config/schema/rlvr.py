@@ -118,6 +118,12 @@ class RlvrConfig(ExperimentConfig):
         "are left for later steps. If not given: `rollout_batch_size`, so that prompts are used in the order in which "
         "they were drawn.",
     )
+    generate_while_training: bool = Field(
+        False,
+        description="Let engines on GPUs that a trained role uses, too, generate while it works, instead of pausing "
+        "until the next weight sync. It needs `async_generation_ratio` above 0 and `time_sharing: false`, and pays "
+        "where neither alone keeps a GPU busy, as with small models.",
+    )
     max_running_samples: PositiveInt | None = Field(
         None,
         description="Largest number of responses that all engines together generate at a time; further ones wait. If "

@@ -170,6 +170,14 @@ def test_large_engine_beside_resident_roles_warns() -> None:
             {"actor_train", "reference"},
             False,
         ),
+        (
+            range(2),
+            range(1, 3),
+            range(2, 3),
+            {"async_generation_ratio": 1.0, "time_sharing": False, "generate_while_training": True},
+            set(),
+            True,
+        ),
         (None, None, None, {"async_generation_ratio": 1.0}, set(), True),
     ],
 )
