@@ -71,8 +71,8 @@ CASES = [
         [WORLD, f"{AGENT}={{}}"],
         "environments.calculator.agent",
         "exclusive",
-        "command and function",
-        "command or function",
+        "command, function and verifiers",
+        "command, function or verifiers",
     ),
     (
         [WORLD, f"{AGENT}={{function: play}}"],
@@ -80,6 +80,18 @@ CASES = [
         "malformed",
         "'play'",
         "package.module:function",
+    ),
+    (
+        [WORLD, f"{AGENT}={{command: ['true'], verifiers: {{env_id: a, python: b}}}}"],
+        *("environments.calculator.agent", "exclusive", "command, function and verifiers", "or verifiers"),
+    ),
+    (
+        [WORLD, f"{AGENT}={{command: ['true'], reports_reward: true}}"],
+        *("environments.calculator.environment", "exclusive", "'calculator'", "tool_use"),
+    ),
+    (
+        [WORLD, f"{AGENT}={{verifiers: {{env_id: a}}}}"],
+        *("environments.calculator.agent.verifiers.python", "missing", "missing", "python"),
     ),
     (
         [WORLD, f"{AGENT}={{command: ['true']}}", "environments.calculator.tools=['a:b']"],

@@ -21,6 +21,9 @@ TURN = (
     "Turn {turn_idx}:\nState:\n{observation}\nYou have {actions_left} actions left. "
     "Always output: <answer>your action</answer> with no extra text. Decide the next action:"
 )
+WHOLE = ".*"
+"""Pattern of a message that is an action as a whole."""
+UNREADABLE_ACTION = "Your action could not be read."
 PLACEHOLDERS = ("turn_idx", "observation", "actions_left", "max_response_length")
 
 
@@ -69,15 +72,14 @@ class Templates:
         return self.turn.format(turn_idx=steps + 1, observation=state, actions_left=left, max_response_length=length)
 
 
-class ActionReader:
-    """Parses the action from a text."""
+class WrittenAction:
+    """Finds the action in a text."""
 
-    def __init__(self, pattern: str, actions: Sequence[str]) -> None:
+    def __init__(self, pattern: str) -> None:
         """
         Args:
             pattern: regular expression. The action is the last group that matched (of nested ones, the outer), or the
                 whole match.
-            actions: names of the actions, which are matched without regard to case.
 
         Raises:
             ValueError: the pattern is not a regular expression.
@@ -86,15 +88,25 @@ class ActionReader:
             self._pattern = re.compile(pattern, re.DOTALL)
         except re.error as error:
             raise ValueError(f"action_pattern '{pattern}' is not a regular expression: {error}") from error
-        self._actions = {action.lower(): number for number, action in enumerate(actions)}
+
+    def __call__(self, text: str) -> str | None:
+        """Return the action of the pattern's first match, without the spaces around it; None without a match."""
+        found = self._pattern.search(text)
+        return None if found is None else found.group(found.lastindex or 0).strip()
+
+
+class ActionReader:
+    """Parses the number of the action from a text."""
+
+    def __init__(self, written: WrittenAction, actions: Sequence[str]) -> None:
+        """`actions` are the names of the actions, which are matched without regard to case."""
+        self._written = written
+        self._actions = {action.strip().lower(): number for number, action in enumerate(actions)}
 
     def __call__(self, text: str) -> int | None:
-        """Return the number of the action in the pattern's first match. None without a match, or if it is no action."""
-        found = self._pattern.search(text)
-        if found is None:
-            return None
-        written = found.group(found.lastindex or 0)
-        return self._actions.get(written.strip().lower())
+        """Return the number of the action in the text. None if the text has none, or if it is no action."""
+        found = self._written(text)
+        return None if found is None else self._actions.get(found.lower())
 
 
 class Counter:
@@ -105,7 +117,7 @@ class Counter:
 
     def unreadable(self, state: str) -> Step:
         """Return the step for a message without a readable action: `format_penalty`, and an unchanged state."""
-        return self._step("Your action could not be read.", state, self._penalty, {"invalid_actions": 1.0})
+        return self._step(UNREADABLE_ACTION, state, self._penalty, {"invalid_actions": 1.0})
 
     def moved(self, action: str, state: str, reward: float, has_effect: bool, is_over: bool, is_solved: bool) -> Step:
         """Return the step for an action that was taken."""
@@ -144,7 +156,7 @@ class GridWorld(ABC):
     format_penalty: float
     """Reward of a message without a readable action."""
     action_pattern: str = ACTION_PATTERN
-    """Regular expression that finds the action in a message; see `ActionReader`."""
+    """Regular expression that finds the action in a message; see `WrittenAction`."""
     grid_lookup: Mapping[Any, str] | None = None
     """Symbols that replace the default ones, by the number of the type of cell."""
     grid_vocab: Mapping[str, str] | None = None
@@ -164,7 +176,7 @@ class GridWorld(ABC):
         self._templates = Templates(
             instruction, self.agent_system_template, self.agent_template, self.max_steps, self.max_response_length
         )
-        self._read = ActionReader(self.action_pattern, self.actions)
+        self._read = ActionReader(WrittenAction(self.action_pattern), self.actions)
         self._counter = Counter(self._templates, self.format_penalty)
 
     def step(self, message: Message) -> Step:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,8 @@ NO_PROXY = ("NO_PROXY", "no_proxy")
 CHECK = "check"
 """Argument after a function's name that makes the process only check the function."""
 SUPERVISOR, CALLER = "roll.agents.gateway.supervisor", "roll.agents.gateway.call"
+VERIFIERS = Path(__file__).with_name("verifiers_program.py")
+"""The program that plays an episode of verifiers. Another interpreter runs it."""
 KEPT_CHARACTERS = 2000
 """Number of characters at the end of an agent's output that are kept for the note of a failure."""
 MOST_OUTPUT = 64 << 20
@@ -60,6 +63,9 @@ def command_for(agent: AgentConfig) -> tuple[str, ...]:
     """Return the command that runs an agent."""
     if agent.function is not None:
         return command_of(agent.function)
+    if (played := agent.verifiers) is not None:
+        # -I: the interpreter has its own packages, and none of roll's.
+        return (played.python, "-I", str(VERIFIERS), played.env_id, json.dumps(played.env_args))
     assert agent.command, "an agent without a command or a function is a fault"
     return agent.command
 

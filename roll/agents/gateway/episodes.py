@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from roll.agents.environments.base import TOOL_ERRORS
+from roll.agents.environments.base import TOOL_ERRORS, Step
 from roll.agents.episodes import (
     ENVIRONMENT,
     Environments,
@@ -43,6 +43,8 @@ class Agent:
     limits: EpisodeLimits
     bounds: TreeBounds
     """Limits of the agent's process tree in one episode."""
+    reports_reward: bool = False
+    """Whether the agent reports the reward of its episode to the gateway. Otherwise the environment gives it."""
 
 
 class AgentEpisodes:
@@ -80,7 +82,9 @@ class AgentEpisodes:
         opened = time.monotonic()
         try:
             bounds = SessionBounds(agent.limits.max_turns, self._sequence)
-            session = AgentSession(self._generator, self._renderer, self._sampling, bounds, seed, self._clock)
+            session = AgentSession(
+                self._generator, self._renderer, self._sampling, bounds, seed, self._clock, agent.reports_reward
+            )
             session.counts["environment_seconds"] += opened - began
             async with self._gateway.serving(session) as key:
                 stop = await self._in_time(agent, session, key, prompt, environment)
@@ -90,7 +94,8 @@ class AgentEpisodes:
                 return replace(episode, reward=replace(episode.reward, note=late))
             if stop is StopReason.ABORTED:
                 return session.episode(stop, 0.0, prompt.text)
-            return session.episode(stop, await _judged(environment, session), prompt.text)
+            earned = _reported(session) if agent.reports_reward else await _judged(environment, session)
+            return session.episode(stop, earned, prompt.text)
         finally:
             await environment.close()
 
@@ -114,7 +119,8 @@ class AgentEpisodes:
             return StopReason.DEADLINE
         if end is not None and end.status in (LOST, STOPPED):
             LOG.warning("environments.%s: an agent was ended: %s", prompt.domain, end.output)
-        if end is not None and end.status != 0 and session.stop not in FULL:
+        excused = session.stop in FULL and not (session.may_report and session.reported is None)
+        if end is not None and end.status != 0 and not excused:
             raise EnvironmentFailed(f"the agent ended with status {end.status}: {_failure_note(end, session)}")
         if session.last is None:
             why = (
@@ -133,13 +139,17 @@ FULL = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL, StopReason.ABORTED)
 
 
 async def _watched(run: Coroutine[Any, Any, AgentEnd], session: AgentSession) -> AgentEnd | None:
-    """Run an agent, and return how it ended; None if killed after the policy's last answer. Raises RollError."""
+    """Run an agent, and return how it ended; None if killed after the policy's last answer. Raises RollError.
+
+    An agent that reports the reward does so after the last answer, and may take until the deadline of the caller.
+    """
     running, over = asyncio.create_task(run), asyncio.create_task(session.over())
     try:
         done, _ = await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
         if running not in done:
             over.result()
-            await asyncio.wait({running}, timeout=GRACE_SECONDS)
+            judges = session.may_report and session.stop is not StopReason.ABORTED
+            await asyncio.wait({running}, timeout=None if judges else GRACE_SECONDS)
         return running.result() if running.done() else None
     finally:
         over.cancel()
@@ -153,9 +163,23 @@ async def _judged(environment: EnvironmentSession, session: AgentSession) -> flo
     began = time.monotonic()
     step = await environment.step(session.last)
     session.counts["environment_seconds"] += time.monotonic() - began
+    _count(session, step)
+    return step.reward
+
+
+def _reported(session: AgentSession) -> float:
+    """Return the reward that the agent has reported. Raises EnvironmentFailed if it has reported none."""
+    if session.reported is None:
+        why = f"; the gateway refused a request: {session.refused}" if session.refused else ""
+        raise EnvironmentFailed(f"the agent ended without reporting a reward{why}")
+    _count(session, session.reported)
+    return session.reported.reward
+
+
+def _count(session: AgentSession, step: Step) -> None:
+    """Add the metrics of a step to those of the episode."""
     for name, value in step.metrics.items():
         session.counts[name if name == TOOL_ERRORS else f"{ENVIRONMENT}{name}"] += value
-    return step.reward
 
 
 def _failure_note(end: AgentEnd | None, session: AgentSession) -> str:

@@ -22,6 +22,8 @@ from typing import Any
 
 from aiohttp import web
 
+from roll.agents.environments.base import Step
+from roll.agents.environments.checked import BadReturn, step_of
 from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, RequestRefused, refusal
 from roll.agents.gateway.checked import (
     NEUTRAL,
@@ -56,6 +58,18 @@ def read_chat(body: Mapping[str, Any]) -> AgentRequest:
         stops_of(body.get("stop"), "stop"),
         overruled(body),
     )
+
+
+def read_report(body: Mapping[str, Any]) -> Step:
+    """Parse the body of a report: `reward`, and `metrics` by name. Raises Refused if it is invalid."""
+    if unknown := sorted(body.keys() - {"reward", "metrics"}):
+        raise refusal(unknown[0], "unknown key", "send reward and metrics", "unknown_key")
+    if "reward" not in body or isinstance(body["reward"], bool):
+        raise refusal("reward", f"{body.get('reward')!r} is no number", "send the reward of the episode", "wrong_type")
+    try:
+        return step_of(Step(reward=body["reward"], metrics=body.get("metrics") or {}))
+    except BadReturn as error:
+        raise refusal("reward", str(error), "send finite numbers", "not_allowed") from error
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
@@ -119,6 +133,8 @@ KEEP_ALIVE_SECONDS = 3.0
 ALIVE = b": waiting\n\n"
 MESSAGES = "/v1/messages"
 """Path of Anthropic's messages API, whose errors have a format of their own."""
+REWARD = "/v1/reward"
+"""Path at which an agent reports the reward of its episode."""
 MODEL = "policy"
 """Model name in an answer if the request gives none."""
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -162,6 +178,7 @@ class Gateway:
         app.router.add_post(MESSAGES, self._messages)
         app.router.add_post(f"{MESSAGES}/count_tokens", self._count)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_post(REWARD, self._reward)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS, handler_cancellation=True)
         await runner.setup()
         try:
@@ -214,6 +231,12 @@ class Gateway:
         opened = self._of(request)
         body, _ = await _body_of(request)
         return web.json_response({"input_tokens": await opened.session.count(read_messages(body))})
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        opened = self._of(request)
+        body, _ = await _body_of(request)
+        opened.session.report(read_report(body))
+        return web.json_response({})
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         opened = self._of(request)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from roll.agents.environments.base import TOOL_ERRORS
+from roll.agents.environments.base import TOOL_ERRORS, Step
 from roll.agents.episodes import NO_TOKENS, SessionGenerator, named_calls
 from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, RequestRefused, refusal
 from roll.data.chat import TemplateFault
@@ -248,8 +248,11 @@ class AgentSession:
         bounds: SessionBounds,
         seed: int | None,
         clock: Callable[[], float],
+        may_report: bool = False,
     ) -> None:
-        """`sampling` and `seed` are those of an answer (None: up to the engine); `clock` returns the Unix time."""
+        """`sampling` and `seed` are those of an answer (None: up to the engine); `clock` returns the Unix time;
+        `may_report`: the agent reports the reward of its episode.
+        """
         self._generator, self._renderer, self._bounds, self._seed, self._clock = (
             generator,
             renderer,
@@ -272,6 +275,9 @@ class AgentSession:
         """Why the episode ends, if the agent makes no more requests."""
         self.refused = ""
         """The last refusal; empty if there was none."""
+        self.may_report = may_report
+        self.reported: Step | None = None
+        """The reward and the metrics that the agent has reported."""
 
     async def answer(self, asked: AgentRequest, identity: str) -> PolicyAnswer:
         """Return the policy's answer. Requests with the same `identity` share one answer, even if the first caller
@@ -322,6 +328,20 @@ class AgentSession:
         own = {key: getattr(self._sampling, key) for key in ("temperature", "top_p", "top_k")}
         own |= {"frequency_penalty": 0, "presence_penalty": 0}
         return {place: value for place, value in asked.overruled.items() if own.get(place) != value}
+
+    def report(self, step: Step) -> None:
+        """Keep the reward and the metrics of the episode. The same report may be sent again.
+
+        Raises Refused: the session has ended, its agent has another reward, or does not report rewards.
+        """
+        self._check_open()
+        if not self.may_report:
+            remedy = "set reports_reward in the agent's block, or send no reward"
+            raise refusal("reward", "the environment of this agent gives the reward", remedy, "exclusive")
+        if self.reported not in (None, step):
+            problem = f"{step.reward:g}, but the episode has the reward {self.reported.reward:g}"
+            raise refusal("reward", problem, "report it once", "duplicate")
+        self.reported = step
 
     async def over(self) -> None:
         """Wait until no more answers are possible. `stop` has the reason. Raises RollError if the engine failed."""

@@ -250,7 +250,12 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
         yield from _unknown_environment(f"{ENVIRONMENTS}{domain}", environment_of(domain, section))
         yield from _domain(f"{ENVIRONMENTS}{domain}", section)
         yield from _environment_name(domain, section)
-        if environment_of(domain, section) == TOOL_USE and domain not in config.rewards:
+        reports, environment = section.agent is not None and section.agent.gives_reward, environment_of(domain, section)
+        if reports and environment != TOOL_USE:
+            problem = f"'{environment}', but the agent gives the reward of its episodes"
+            remedy = f"set it to {TOOL_USE}, or let the environment give the reward"
+            yield Fault(f"{ENVIRONMENTS}{domain}.environment", problem, remedy, "exclusive")
+        if environment == TOOL_USE and domain not in config.rewards and not reports:
             problem = f"'{TOOL_USE}' returns no reward of its own, and there is no rewards.{domain}"
             yield Fault(
                 f"{ENVIRONMENTS}{domain}",
@@ -352,7 +357,8 @@ def _domain(where: str, section: EnvironmentConfig) -> Iterator[Fault]:
 
 
 def _agent(where: str, section: EnvironmentConfig, agent: AgentConfig) -> Iterator[Fault]:
-    yield from _one_of(f"{where}.agent", {"command": agent.command, "function": agent.function})
+    whose = {"command": agent.command, "function": agent.function, "verifiers": agent.verifiers}
+    yield from _one_of(f"{where}.agent", whose)
     if agent.function is not None and ":" not in agent.function:
         yield Fault(
             f"{where}.agent.function",
@@ -368,11 +374,11 @@ def _agent(where: str, section: EnvironmentConfig, agent: AgentConfig) -> Iterat
 
 
 def _one_of(where: str, keys: Mapping[str, object]) -> Iterator[Fault]:
-    """Yield the fault of a block in which not exactly one of two keys is set."""
+    """Yield the fault of a block in which not exactly one of several keys is set."""
     if len([value for value in keys.values() if value]) != 1:
-        yield Fault(
-            where, f"it needs exactly one of {' and '.join(keys)}", f"set either {' or '.join(keys)}", "exclusive"
-        )
+        *some, last = keys
+        named = f"{', '.join(some)} {{}} {last}"
+        yield Fault(where, f"it needs exactly one of {named.format('and')}", f"set {named.format('or')}", "exclusive")
 
 
 def _other_keys(config: RlvrConfig) -> Iterator[Fault]:

@@ -22,6 +22,9 @@ TOOL_USE = "tool_use"
 MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}
 """Default of `max_steps`, by environment. Only the built-in environments with this key are listed."""
 
+PACKAGES_OF_ENVIRONMENTS: Mapping[str, tuple[str, str]] = {"gymnasium": ("gymnasium", "gymnasium>=1.0,<2")}
+"""By built-in environment: the module that it imports, and what pip installs for it. Others need no further package."""
+
 
 def own_tasks(config: RlvrConfig) -> dict[str, int]:
     """Return the number of training tasks of each domain whose environment makes its own tasks."""

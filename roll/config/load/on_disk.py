@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from roll.config.derived.batch import learner, longest_sequence
-from roll.config.derived.domains import named_rewards
+from roll.config.derived.domains import ENVIRONMENTS, PACKAGES_OF_ENVIRONMENTS, environment_of, named_rewards
 from roll.config.derived.fixed_roles import names_file
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles, started_roles
@@ -73,6 +73,7 @@ def check_disk(config: Config) -> DiskFacts:
     if isinstance(config, RlvrConfig) and replayed is None:
         found.missing += _keys_of_judges(config)
         found.missing += _packages_of_rewards(config)
+        found.missing += _packages_of_environments(config)
         _templates_of_judges(config, found)
     _run_folder(config, found)
     _checkpoint(config, found)
@@ -188,6 +189,16 @@ def _packages_of_rewards(config: RlvrConfig) -> Iterator[Fault]:
                 yield Fault(
                     place, "the package reasoning-gym, whose verifiers judge, is missing", remedy, "not_installed"
                 )
+
+
+def _packages_of_environments(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of environments whose optional package is missing."""
+    for domain, section in config.environments.items():
+        module, requirement = PACKAGES_OF_ENVIRONMENTS.get(environment_of(domain, section), ("", ""))
+        if module and find_spec(module) is None:
+            place = f"{ENVIRONMENTS}{domain}" + (".environment" if section.environment is not None else "")
+            problem = f"the package {module}, whose environments it plays, is missing"
+            yield Fault(place, problem, f"python -m pip install '{requirement}'", "not_installed")
 
 
 def _without_flash(config: Config) -> list[str]:

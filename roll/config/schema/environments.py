@@ -11,8 +11,19 @@ from roll.config.schema.base import Number, PositiveFloat, PositiveInt, Ranks, S
 LAST_PORT = 65535
 
 
+class VerifiersConfig(StrictConfig):
+    """An environment of the package verifiers, in a Python environment of its own."""
+
+    env_id: str = Field(description="Name of the environment, as `verifiers.load_environment` reads it.")
+    env_args: dict[str, Any] = Field(default_factory=dict, description="Its arguments.")
+    python: str = Field(
+        description="The Python interpreter that has the packages verifiers and that of the environment, such as "
+        "`.venv-verifiers/bin/python`."
+    )
+
+
 class AgentConfig(StrictConfig):
-    """An external agent: a command or a function.
+    """An external agent: a command, a function or an environment of verifiers.
 
     It runs once per episode and reaches the policy through the gateway.
     """
@@ -27,6 +38,19 @@ class AgentConfig(StrictConfig):
         description="`package.module:function`, called as `function(row=..., base_url=..., api_key=...)` in a "
         "separate process.",
     )
+    verifiers: VerifiersConfig | None = Field(
+        None, description="An environment of the package verifiers, which plays the episode and gives its reward."
+    )
+    reports_reward: bool = Field(
+        False,
+        description="Whether the agent itself gives the reward of its episode: it sends "
+        '`POST $OPENAI_BASE_URL/reward` with `{"reward": 1.0, "metrics": {}}`. Always so with `verifiers`.',
+    )
+
+    @property
+    def gives_reward(self) -> bool:
+        """Whether the reward of the episode comes from the agent."""
+        return self.reports_reward or self.verifiers is not None
 
 
 class McpServerConfig(StrictConfig):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from roll.agents.environments.base import Observation
@@ -37,7 +37,7 @@ async def try_environments(
     start_seconds: float,
     problem_of: Callable[[Observation], str],
 ) -> list[Fault]:
-    """Import the environment and the tools of every domain, and reset the environment on a row.
+    """Import the environment and the tools of every domain, and reset the environment twice on a row.
 
     Args:
         sections: configuration of the environments, by domain.
@@ -68,7 +68,13 @@ async def _environment_faults(
     tried = f"'{environment_of(domain, section)}', reset on the first row of its domain,"
     try:
         await process.start()
-        problem = "" if row is None else problem_of(await process.open(0, row, TRIAL_SEED))
+        if row is None:
+            return []
+        first, again = [await _reset(process, session, row) for session in range(2)]
+        if first != again:
+            differs = f"{tried} twice with one seed, returns different observations, but a group begins with equal ones"
+            return [Fault(f"{place}.environment", differs, "draw all that differs from row and seed", "unfit")]
+        problem = problem_of(first)
         remedy = "fix the value that reset returns, or raise prompt_length if it is too long"
         unfit = f"{tried} returns an observation that the model cannot accept: {problem}"
         return [Fault(f"{place}.environment", unfit, remedy, "unfit")] if problem else []
@@ -82,9 +88,18 @@ async def _environment_faults(
         if failed.reason == "timed_out":
             late = f"make it faster, or raise {place}.step_timeout"
             return [Fault(f"{place}.environment", problem, late, "timed_out")]
-        return [Fault(f"{place}.environment", problem, f"fix the class; {columns}", "failed")]
+        to_fix = "the class" if ":" in environment_of(domain, section) else "environment_args or the row"
+        return [Fault(f"{place}.environment", problem, f"fix {to_fix}; {columns}", "failed")]
     finally:
         await process.close()
+
+
+async def _reset(process: EnvironmentProcess, session: int, row: Mapping[str, Any]) -> Observation:
+    """Return the first observation of an episode, which ends at once: a server may have room for a single one."""
+    try:
+        return await process.open(session, row, TRIAL_SEED)
+    finally:
+        await process.end(session)
 
 
 def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> Iterator[Fault]:
@@ -93,20 +108,26 @@ def agent_faults(sections: Mapping[str, EnvironmentConfig], seconds: float) -> I
         if section.agent is None:
             continue
         place = f"environments.{domain}.agent"
-        if section.agent.function is not None:
-            yield from _function_faults(
-                f"{place}.function", section.agent.function, {**own_environment(), **section.system_envs}, seconds
-            )
+        variables = {**own_environment(), **section.system_envs}
+        if (function := section.agent.function) is not None:
+            remedy = "give a `package.module:function` that accepts row, base_url and api_key"
+            yield from _checked(f"{place}.function", function, command_of(function), variables, remedy, seconds)
+        elif (played := section.agent.verifiers) is not None:
+            found = list(_command_faults(f"{place}.verifiers.python", (played.python,), section.system_envs))
+            remedy = f"install the packages of the environment, and verifiers, for {played.python}"
+            command = command_for(section.agent)
+            yield from found or _checked(f"{place}.verifiers", played.env_id, command, variables, remedy, seconds)
         else:
             yield from _command_faults(f"{place}.command", command_for(section.agent), section.system_envs)
 
 
-def _function_faults(place: str, name: str, environment: Mapping[str, str], seconds: float) -> Iterator[Fault]:
-    remedy = "give a `package.module:function` that accepts row, base_url and api_key"
+def _checked(
+    place: str, name: str, command: Sequence[str], environment: Mapping[str, str], remedy: str, seconds: float
+) -> Iterator[Fault]:
+    """Yield the fault of an agent whose process cannot load it."""
     try:
-        command = [*command_of(name), CHECK]
         done = subprocess.run(
-            command,
+            [*command, CHECK],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

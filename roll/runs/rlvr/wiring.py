@@ -526,7 +526,13 @@ def group_sampler(
         name: TreeBounds(int(one.memory_gib * GIB), one.max_processes) for name, one in config.environments.items()
     }
     agents = {
-        name: Agent(command_for(one.agent), {**config.system_envs, **one.system_envs}, limits[name], bounds[name])
+        name: Agent(
+            command_for(one.agent),
+            {**config.system_envs, **one.system_envs},
+            limits[name],
+            bounds[name],
+            one.agent.gives_reward,
+        )
         for name, one in config.environments.items()
         if one.agent is not None
     }

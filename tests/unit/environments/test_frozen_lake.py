@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.agents.environments.frozen_lake import ACTIONS, FrozenLake, Lake
-from roll.agents.environments.written import ActionReader
+from roll.agents.environments.written import ActionReader, WrittenAction
 
 STEPS = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
 
@@ -157,7 +157,7 @@ def test_the_templates_are_filled_in() -> None:
     ],
 )
 def test_actions_are_read(pattern: str, text: str, number: int | None) -> None:
-    assert ActionReader(pattern, ACTIONS)(text) == number
+    assert ActionReader(WrittenAction(pattern), ACTIONS)(text) == number
 
 
 @pytest.mark.parametrize(

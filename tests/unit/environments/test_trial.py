@@ -15,6 +15,10 @@ from tests.unit.environments.running import section
 
 pytestmark = pytest.mark.usefixtures("marks", "nothing_left_behind")
 TOOLS = '''
+import uuid
+from roll.agents.environments.base import Observation
+
+
 def sound(text: str, times: int = 1) -> str:
     """Repeat a text.
 
@@ -44,6 +48,13 @@ class Short:
         ...
     def step(self, message):
         ...
+
+
+class Drawn:
+    def reset(self, row, seed):
+        return Observation([{"role": "user", "content": uuid.uuid4().hex if row["drawn"] else str(seed)}])
+    def step(self, message): ...
+    def close(self): ...
 
 
 class Odd:
@@ -173,6 +184,13 @@ def test_unusable_first_observation_is_a_fault() -> None:
     [fault] = faults({"seed": 1}, problem="tokens of messages:", environment="calculator")
     assert fault.problem.startswith("'calculator', reset on") and fault.problem.endswith(": tokens of messages: 1")
     assert fault.code == "unfit" and "raise prompt_length" in fault.remedy
+
+
+@pytest.mark.usefixtures("own_tools")
+def test_resets_with_one_seed_must_be_equal() -> None:
+    assert faults({"drawn": False}, environment="own_tools:Drawn") == []
+    [fault] = faults({"drawn": True}, environment="own_tools:Drawn")
+    assert (fault.place, fault.code) == ("environments.act.environment", "unfit") and "seed" in fault.remedy
 
 
 def test_hanging_or_exiting_reset_is_a_fault() -> None:

@@ -44,7 +44,7 @@ KEPT_TO = {
     "renderers": ["roll/data/renderers/families.py"],
     "fsspec": ["roll/stores/store.py"],
     "filelock": ["roll/system/own_folder.py"],
-    "aiohttp": ["roll/agents/gateway/server.py"],
+    "aiohttp": ["roll/agents/gateway/server.py", "roll/agents/environments/server_session.py"],
 }
 BACKENDS = [name.removesuffix(".settings") for name in backend.BACKENDS]
 HEAVY = {"torch", "ray", "transformers", "deepspeed", "vllm", "peft", "numpy"}
