@@ -86,7 +86,8 @@ def test_model_learns_what_pictures_show(seeing_world: World) -> None:
 
 @pytest.mark.full
 def test_rollouts_with_pictures_are_trained_on(seeing_world: World) -> None:
-    warm_up = ("max_steps=20", "save_steps=20", "eval_steps=0", "data_split=null", "output_dir=warm")
+    # Rewards differ only once the policy names some pictures right.
+    warm_up = ("max_steps=120", "save_steps=120", "eval_steps=0", "data_split=null", "output_dir=warm")
     outcome = seeing_world.run("--config-name", "tiny/tiny_pictures", *warm_up)
     assert outcome.status == 0, outcome.output
     words = ("pretrain=warm/export", "max_steps=4", "save_steps=4", "eval_steps=4", "output_dir=rewarded")
