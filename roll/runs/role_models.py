@@ -62,6 +62,11 @@ def sampling_of(
     )
 
 
+def behaviour(sampling: Sampling) -> dict[str, float]:
+    """Return the keys of `generating_args` that make the behaviour policy of the model's distribution."""
+    return {key: float(getattr(sampling, key)) for key in ("temperature", "top_p", "top_k", "repetition_penalty")}
+
+
 def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, place: str) -> None:
     """Check that both models map the same tokens to the same ids, because distributions cannot be compared otherwise.
 

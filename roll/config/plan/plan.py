@@ -88,6 +88,12 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     return _plan(config, found, warnings)
 
 
+def are_apart(plan: Plan) -> bool:
+    """Return whether policy and critic share no device. Two roles on the CPU share it."""
+    policy, critic = plan.roles["actor_train"], plan.roles["critic"]
+    return not (policy.on_cpu and critic.on_cpu) and policy.all_devices.isdisjoint(critic.all_devices)
+
+
 def _plan(config: Config, found: DiskFacts, warnings: list[str]) -> Plan:
     batch = plan_batch(config)
     reference = _reference(config)

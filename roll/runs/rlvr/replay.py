@@ -31,7 +31,6 @@ from roll.runs.rlvr.loop import StepMeter
 from roll.runs.rlvr.validation import Validation
 from roll.runs.rlvr.wiring import (
     LoopParts,
-    behaviour,
     checked_tokenizer,
     end_of_turn,
     learners_of,
@@ -41,7 +40,7 @@ from roll.runs.rlvr.wiring import (
     shaping,
     training_sampling,
 )
-from roll.runs.role_models import embedding_rows, model_path, vocabulary_digest
+from roll.runs.role_models import behaviour, embedding_rows, model_path, vocabulary_digest
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
 from roll.system.ranges import ranges

@@ -35,7 +35,7 @@ from roll.config.derived.placement import (
     neighbours,
     sends_adapter,
 )
-from roll.config.plan.plan import Plan
+from roll.config.plan.plan import Plan, are_apart
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, ReferenceConfig
@@ -83,7 +83,14 @@ from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.seeing import policy_sight, seeing_end
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
-from roll.runs.role_models import check_same_tokens, embedding_rows, model_path, sampling_of, vocabulary_digest
+from roll.runs.role_models import (
+    behaviour,
+    check_same_tokens,
+    embedding_rows,
+    model_path,
+    sampling_of,
+    vocabulary_digest,
+)
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
 from roll.runs.teacher import DomainTeacher, StepTeachers, Teacher, Teaching, teaching
@@ -282,11 +289,6 @@ def training_sampling(config: RlvrConfig, end: EndOfTurn) -> Sampling:
     """Return the sampling parameters of training rollouts. `end` is what ends a response."""
     samples, from_engine = config.num_return_sequences_in_group, keeps_engine_log_probs(config)
     return sampling_of(config.actor_infer.generating_args, config.response_length, samples, from_engine, end)
-
-
-def behaviour(sampling: Sampling) -> dict[str, float]:
-    """Return the keys of `generating_args` that make the behaviour policy of the model's distribution."""
-    return {key: float(getattr(sampling, key)) for key in ("temperature", "top_p", "top_k", "repetition_penalty")}
 
 
 @dataclass(frozen=True)
@@ -656,12 +658,6 @@ def learning(
     if critic:
         beside = CriticLearning(critic, ValueLoss(config.value_clip), config.critic_warmup, at_once=are_apart(plan))
     return Learning(phases, actor_train, learner_loss(config), plan.batch.updates, beside)
-
-
-def are_apart(plan: Plan) -> bool:
-    """Return whether policy and critic share no device. Two roles on the CPU share it."""
-    policy, critic = plan.roles["actor_train"], plan.roles["critic"]
-    return not (policy.on_cpu and critic.on_cpu) and policy.all_devices.isdisjoint(critic.all_devices)
 
 
 def learner_loss(config: RlvrConfig) -> Loss:
