@@ -12,7 +12,7 @@ import pytest
 
 from roll.algorithms.losses import Loss, ValueLoss
 from roll.algorithms.objectives import PolicyLoss
-from roll.config.plan.plan import Plan, make_plan
+from roll.config.plan.plan import Plan, are_apart, make_plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.packing import concatenate
 from roll.errors import WorkerFailed
@@ -21,7 +21,6 @@ from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.position import Position
 from roll.runs.rlvr.loop import CriticLearning, Learning
-from roll.runs.rlvr.wiring import are_apart
 from roll.types import Metrics, TrainBatch
 
 SEQUENCES = concatenate([np.array([1, 2], np.int32)], [np.array([False, True])])
