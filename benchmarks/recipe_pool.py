@@ -2,11 +2,11 @@
 
     python benchmarks/recipe_pool.py OUT [--gpus 4] [--seconds 1500] [--only NAME ...] [--list]
 
-It runs in the folder with the recipes' models and rows, which are those of docs/recipes.md. A job starts when its GPUs are free and the jobs that it needs have ended with status 0; among several, the
-first of the list. While a job for two GPUs waits for the second one, no later job takes a free one. After SECONDS the
-running jobs are interrupted: a recipe then finishes its step and writes a checkpoint and an export. OUT/NAME.log has
-the output of each job, and OUT/pool.log when each began and ended. The exit status is 1 if a job did not end with
-status 0.
+It runs in the folder with the recipes' models and rows, which are those of docs/recipes.md. A job starts when its
+GPUs are free and the jobs that it needs have ended with status 0; among several, the first of the list. While a job
+for two GPUs waits for the second one, no later job takes a free one. After SECONDS the running jobs are interrupted:
+a recipe then finishes its step and writes a checkpoint and an export. OUT/NAME.log has the output of each job, and
+OUT/pool.log when each began and ended. The exit status is 1 if a job did not end with status 0.
 """
 
 from __future__ import annotations

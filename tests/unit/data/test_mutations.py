@@ -139,7 +139,7 @@ def test_randomly_altered_rows_are_read_or_reported(tmp_path: Path, tokenizer: P
 
 
 def _texts(row: Any, render: ChatTemplate) -> Any:
-    return _prompt_text(row, COLUMNS, render, Unwritten())
+    return _prompt_text(row, COLUMNS, render, Unwritten(), False)
 
 
 def write_array(path: Path, rows: list[dict[str, Any]]) -> None:
