@@ -94,7 +94,7 @@ class Engine:
         """See `GenerateStrategy`."""
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int
+        self, token_ids: Ints, sampling: Sampling, seed: int, shown: None = None
     ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `GenerateStrategy`. Arrays and texts are new objects, as from a real engine."""
         completions = [(number, self._completion(seed + number)) for number in range(sampling.samples)]

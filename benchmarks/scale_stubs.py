@@ -188,7 +188,9 @@ class Engine:
         self._lengths = np.minimum(numbers.geometric(1 / mean_length, 1021), 4 * mean_length).tolist()
         self._version = 0
 
-    def generate(self, token_ids: Any, sampling: Any, seed: int) -> Iterator[list[tuple[int, Completion]]]:
+    def generate(
+        self, token_ids: Any, sampling: Any, seed: int, shown: None = None
+    ) -> Iterator[list[tuple[int, Completion]]]:
         """See `GenerateStrategy`."""
         for number in range(sampling.samples):
             length = self._lengths[(seed + number) % len(self._lengths)]
