@@ -33,7 +33,7 @@ def test_members_of_one_host_meet_in_a_file(tmp_path: Path) -> None:
     first, second = (open_store(point, host, limits.CALL) for host in (True, False))
     first.set("key", "value")
     assert second.get("key") == b"value"
-    assert listening() == before
+    assert listening() <= before  # what earlier tests left may end meanwhile
 
 
 def test_a_server_listens_on_one_address() -> None:
