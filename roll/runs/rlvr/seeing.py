@@ -51,7 +51,7 @@ def _check_same(sight: Sight | None, path: str, name: str, trust_remote_code: bo
     """Raise DataError if the model of a role turns pictures into other tokens or pixels than the policy does."""
     theirs = load_sight(path, load_tokenizer(path, trust_remote_code), trust_remote_code)
     if (theirs and theirs.identity) != (sight and sight.identity):
-        place, problem = f"{name}.model_args.model_name_or_path", f"'{path}' sees pictures otherwise than the policy"
+        place, problem = f"{name}.model_args.model_name_or_path", f"'{path}' sees pictures differently from the policy"
         raise DataError(Fault(place, problem, "use a model of the same family, with the same image processor", "unfit"))
 
 
