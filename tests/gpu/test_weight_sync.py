@@ -1,5 +1,5 @@
-"""Weight sync to vLLM on a GPU, by CUDA IPC and as an adapter, in bf16, fp32 and fp8: afterwards, the engine's log-probs
-are the policy's.
+"""Weight sync to vLLM on a GPU, by CUDA IPC and as an adapter, in bf16, fp32 and fp8: afterwards, the engine has the
+policy's log-probs.
 """
 
 from __future__ import annotations
