@@ -25,7 +25,8 @@ from roll.config.load.removed import without_removed
 from roll.config.load.stores import settle_stores
 from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
-from roll.config.roll_v2.translate import Translation, picture_faults, referenced_text, translate
+from roll.config.roll_v2.pictures import picture_faults
+from roll.config.roll_v2.translate import Translation, referenced_text, translate
 from roll.config.schema.faults import counterpart_of, printable, schema_faults, without_unknown
 from roll.config.schema.fields import dotted
 from roll.config.schema.pipelines import PIPELINES, Config
