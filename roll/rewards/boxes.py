@@ -113,6 +113,11 @@ def overlaps(found: Sequence[Box], wanted: Sequence[Box]) -> np.ndarray:
     return np.array([[overlap(one, other) for other in wanted] for one in found]).reshape(len(found), len(wanted))
 
 
+def same_labels(found: Sequence[Box], wanted: Sequence[Box]) -> np.ndarray:
+    """Return whether each box has the label of each other, bool [found, wanted]."""
+    return np.array([[one.label == other.label for other in wanted] for one in found], bool)
+
+
 Pair = tuple[int, int]
 """Indices of a box that was found and of the one that was wanted."""
 

@@ -19,7 +19,9 @@ from roll.errors import Fault
 REMEDY = "use models, rows and rewards of text, or of text and pictures"
 CLASSES = re.compile(r"(Video|Geo3k|Diffusion|Image)\w*$")
 """Ends of the names of ROLL's worker classes."""
-KEYS = re.compile(r"(video|videos|wan|diffusion)(_|$)")
+KEYS = re.compile(r"(image|images|video|videos|vlm|wan|diffusion)(_|$)")
+OWN_KEY = ("data_args", "images")
+"""The key of roll's own that says where rows have pictures. ROLL has none of this name."""
 BOUNDS = re.compile(r"(max|min)_pixels$")
 IN_FILE = "set size in the model's preprocessor_config.json, which decides here"
 SECTIONS = ("model_args", "data_args", "strategy_args", "generating_args")
@@ -40,6 +42,12 @@ UNSEEN = {
 }
 """Names of models that see pictures and that roll cannot train, with the reason."""
 SEEING_MODEL = "use Qwen2.5-VL, a dense Qwen3-VL, SmolVLM or Idefics3"
+BOXES = "detection"
+"""The reward whose boxes are in pixels with some models."""
+SEES_PIXELS = re.compile(r"Qwen2[._]5-VL", re.IGNORECASE)
+"""Matches names of models that answer with boxes in pixels of the picture as they see it."""
+PIXELS_TO = 1000
+"""Scale of the boxes of the rows of ROLL's files."""
 MANAGER = "env_manager_cls"
 VL = re.compile(r"\.VLTrajEnvManager$")
 COLUMNS = {"messages": "prompt", "images": "images", "tag": "data_source", "ground_truth": "reward_model.ground_truth"}
@@ -62,6 +70,8 @@ def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
     faults = []
     for place, block in (one for pattern in patterns for one in matches(values, pattern.split("."))):
         key, value = str(place[-1]), block[place[-1]]
+        if place[-2:] == OWN_KEY:
+            continue
         refused = VALUES.get(key)
         if value is not None and BOUNDS.match(key):
             problem = f"{printable(value)}: roll takes the bounds of a picture's pixels from the model's folder"
@@ -70,7 +80,7 @@ def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
             problem = f"{printable(value)}: only the pipelines sft and rlvr train models that see pictures"
             faults.append(Fault(dotted(place), problem, REMEDY, "not_supported"))
         elif KEYS.match(key) and value is not None or len(place) > 1 and refused and refused.search(str(value)):
-            problem = f"{printable(value)}: roll does not support ROLL's pipelines of video or diffusion models"
+            problem = f"{printable(value)}: roll has no counterpart to this part of ROLL's for images, video or diffusion"
             faults.append(Fault(dotted(place), problem, REMEDY, "not_supported"))
     faults += _managed(values)
     if is_of_pictures(values):
@@ -119,6 +129,15 @@ def translate_pictures(values: dict[str, Any]) -> Read:
 
 def _model(values: Mapping[str, Any]) -> str:
     return str(values.get("pretrain") or "")
+
+
+def in_pixels(block: dict[str, Any]) -> list[str]:
+    """Add to a domain with the reward `BOXES` that boxes are in pixels, unless it is set. Return warnings."""
+    arguments = block.setdefault("reward_args", {})
+    if not isinstance(arguments, dict) or "pixels_to" in arguments:
+        return []
+    arguments["pixels_to"] = PIXELS_TO
+    return [f"reward_args.pixels_to: not set, so it is {PIXELS_TO}, as in ROLL with Qwen2.5-VL; set it explicitly"]
 
 
 def _columns(values: Mapping[str, Any], done: Read) -> None:

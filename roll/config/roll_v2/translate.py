@@ -18,7 +18,7 @@ from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
 from roll.config.roll_v2.on_policy import translate_on_policy, without_rewards
 from roll.config.roll_v2.paths import matches
-from roll.config.roll_v2.pictures import is_of_pictures, translate_pictures
+from roll.config.roll_v2.pictures import BOXES, SEES_PIXELS, in_pixels, is_of_pictures, translate_pictures
 from roll.config.roll_v2.rewards import judge_as_roll, translate_model_rewards, translate_reward_functions
 from roll.config.schema.faults import printable, printable_at
 from roll.config.schema.fields import dotted
@@ -62,8 +62,6 @@ ROLLS_REWARDS = "roll.pipeline."
 INSTRUCTIONS, REPETITION = "ifeval", "repetition_penalty"
 COLUMNS = ("messages", "prompt", "input", "response", "text", "chosen", "rejected", "margin", "label", "system")
 """Keys of `data_args` that name a column of the rows."""
-READ_IN = ("ground_truth", "images", "tag", "template")
-"""Keys of `data_args` that held-out rows have from the training rows, too, if they name no columns."""
 KNOWN = (
     {place.split(".")[0] for place in (*IGNORED, *REFUSED, *READ_AS)}
     | {"global_template", "use_pg_clip_range", "logits_topk", DEFINITIONS, NORM, *MANAGERS}
@@ -83,6 +81,8 @@ class Translation:
     """Patterns of the keys in the file that exist in ROLL but not in roll."""
     is_whole: bool = True
     """False if a value that others depend on was not translated, so that further checks would report false faults."""
+    sees: bool = False
+    """Whether the file is one of RLVR with pictures."""
 
     def warn(self, warning: str) -> None:
         """Add a warning."""
@@ -102,12 +102,13 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
             this text refers to it, as `${name}` or `${name.key}`.
     """
     done = Translation(copy.deepcopy(plain))
-    is_on_policy, sees = _on_policy(done), is_of_pictures(done.values)
+    is_on_policy = _on_policy(done)
+    done.sees = is_of_pictures(done.values)
     _critic_start(done)
     for name in list(done.values):
         if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
             del done.values[name]
-    if sees:
+    if done.sees:
         _pictures(done)
     _agentic(done)
     _rewards(done)
@@ -327,9 +328,10 @@ def _held_out_columns(done: Translation) -> None:
     if not learnt or not isinstance(learnt[0][1], dict):
         return
     name, source = learnt[0]
+    further = ("ground_truth", "template", *(("images", "tag") if done.sees else ()))
     for place, held_out in _held_out_rows(done.values):
         taken = {
-            key: source[key] for key in (*COLUMNS, *READ_IN) if key in source and key not in held_out
+            key: source[key] for key in (*COLUMNS, *further) if key in source and key not in held_out
         }
         if any(key in COLUMNS for key in taken) and not any(key in held_out for key in COLUMNS):
             held_out.update(taken)
@@ -507,6 +509,8 @@ def _rewards(done: Translation) -> None:
                 block["reward"] = name
             done.warn(f"{dotted(place)}: read as reward={name}; use that instead")
             done.warnings += [f"{dotted(place[:-1])}.{said}" for said in judge_as_roll(name, block)]
+            if name == BOXES and SEES_PIXELS.search(str(done.values.get("pretrain"))):
+                done.warnings += [f"{dotted(place[:-1])}.{said}" for said in in_pixels(block)]
             if name == SANDBOX and "timeout" not in block:
                 block["timeout"] = SANDBOX_TIMEOUT
                 done.warn(f"{dotted(place[:-1])}.timeout: not set, so it is {SANDBOX_TIMEOUT:g} s; set it explicitly")

@@ -24,6 +24,7 @@ from roll.rewards.boxes import (
     pairs_by_label,
     pairs_by_overlap,
     rescaled,
+    same_labels,
 )
 from roll.types import Prompt, RewardResult
 
@@ -121,7 +122,7 @@ def _whole(box: Box) -> Box:
 def accuracy_of(found: Sequence[Box], wanted: Sequence[Box], weights: Mapping[str, float]) -> float:
     """Return the accuracy of at least one box; see `detection`."""
     shared, share = overlaps(found, wanted), weights[COMPLETE]
-    same = np.array([[one.label == other.label for other in wanted] for one in found])
+    same = same_labels(found, wanted)
     by_label = [pairs_by_label(shared, found, wanted, threshold) for threshold in THRESHOLDS]
     by_overlap = [pairs_by_overlap(shared, threshold) for threshold in THRESHOLDS]
     scores = {

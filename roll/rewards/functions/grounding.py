@@ -8,7 +8,7 @@ from typing import Any
 from roll.algorithms.methods import declares
 from roll.rewards.answers import final_text, ground_truth
 from roll.rewards.base import REWARDS, RewardTraits
-from roll.rewards.boxes import MOST, Box, boxes_in, overlaps, pairs_by_label, rescaled
+from roll.rewards.boxes import MOST, Box, boxes_in, overlaps, pairs_by_overlap, rescaled, same_labels
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 ENOUGH = 0.5
@@ -34,9 +34,9 @@ def grounding(
 ) -> RewardResult:
     """Return the overlaps of the boxes found with those wanted: their sum, divided by the larger number of boxes.
 
-    Overlap is intersection over union. Each wanted box, in order, takes the free box of the response with the same label
-    that overlaps most; labels count only if the reference has any. For one box in both, the reward is their overlap. A
-    box too many and a missing one lower the reward alike. At most 100 boxes of a response count.
+    Overlap is intersection over union. Boxes with the same label are paired, those with the largest overlap first;
+    labels count only if the reference has any. For one box in both, the reward is their overlap. A box too many and a
+    missing one lower the reward alike. At most 100 boxes of a response count.
 
     Args:
         threshold: an overlap below this counts as 0.
@@ -51,8 +51,8 @@ def grounding(
         return RewardResult(0.0, RewardOutcome.UNPARSABLE, note="no box in the response")
     if pixels_to is not None:
         found = rescaled(found, row, pixels_to)
-    if not any(box.label for box in wanted):
-        found = [Box(box.left, box.top, box.right, box.bottom) for box in found]
     shared = overlaps(found, wanted)
-    total = sum(shared[pair] for pair in pairs_by_label(shared, found, wanted, threshold))
+    if any(box.label for box in wanted):
+        shared = shared * same_labels(found, wanted)
+    total = sum(shared[pair] for pair in pairs_by_overlap(shared, threshold))
     return RewardResult(float(total) / max(len(found), len(wanted)), note=f"{len(found)} boxes")
