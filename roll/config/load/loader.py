@@ -87,8 +87,8 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
         The configuration, of the class that `pipeline` chooses (`RlvrConfig` by default), with all faults found.
 
     Raises:
-        ConfigError: the configuration cannot be resolved, its pipeline is unknown, or it is about images, video or
-            diffusion models.
+        ConfigError: the configuration cannot be resolved, its pipeline is unknown, or it is about video or diffusion
+            models, or about pictures in a way that roll has no counterpart to.
 
     Warns:
         ConfigWarning: a key of ROLL has another name or no meaning here, or behaves differently.
