@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
 from roll.data.native import added_tokens
-from roll.data.picture_parts import PictureFault, PictureReference
+from roll.data.picture_parts import SIZES, PictureFault, PictureReference
 from roll.data.pictures import Sight, StoredPicture, digest_of, expanded, stamp_of
 from roll.data.routes import DOMAIN
 from roll.data.rows import COLUMNS, RowFault, without_pictures
@@ -41,8 +41,6 @@ from roll.system.own_folder import LockHeld, holding_lock
 
 FORMAT = "17"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
-SIZES = "picture_sizes"
-"""Column with the width and height, in pixels, of each picture of a row as the model sees it."""
 REPORTED_ROWS = 20
 """Largest number of faulty rows that an error names."""
 ROWS_OF_ONE_KIND = 3

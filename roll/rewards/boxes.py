@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from roll.data.picture_parts import SIZES
+
 OBJECT = re.compile(r"\{[^{}]*\}")
 """Matches an object of JSON without others in it."""
 FOUR = re.compile(r"[\[(<]" + r"\s*,\s*".join([r"\s*(-?\d+(?:\.\d+)?)\s*"] * 4) + r"[\])>]")
@@ -20,8 +22,6 @@ CORNERS = re.compile(r"\(\s*(-?[\d.]+)\s*,\s*(-?[\d.]+)\s*\)\s*,?\s*\(\s*(-?[\d.
 """Matches two corners, as Qwen-VL writes them."""
 PLACES = ("bbox_2d", "bbox", "box_2d", "box")
 """Keys of an object that hold the four numbers."""
-SIZES = "picture_sizes"
-"""Column with the width and height of each picture as the model sees it, in pixels, which every row with pictures has."""
 MOST = 100
 """Largest number of boxes of a response that are compared. COCO compares as many."""
 RECALLS = np.linspace(0.0, 1.0, 101)
@@ -142,9 +142,7 @@ def pairs_by_overlap(shared: np.ndarray, threshold: float) -> list[Pair]:
     return pairs
 
 
-def pairs_by_label(
-    shared: np.ndarray, found: Sequence[Box], wanted: Sequence[Box], threshold: float
-) -> list[Pair]:
+def pairs_by_label(shared: np.ndarray, found: Sequence[Box], wanted: Sequence[Box], threshold: float) -> list[Pair]:
     """Return pairs of boxes with the same label. Each wanted box, in order, takes the free one that overlaps most."""
     pairs: list[Pair] = []
     free = list(range(len(found)))

@@ -80,7 +80,9 @@ def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
             problem = f"{printable(value)}: only the pipelines sft and rlvr train models that see pictures"
             faults.append(Fault(dotted(place), problem, REMEDY, "not_supported"))
         elif KEYS.match(key) and value is not None or len(place) > 1 and refused and refused.search(str(value)):
-            problem = f"{printable(value)}: roll has no counterpart to this part of ROLL's for images, video or diffusion"
+            problem = (
+                f"{printable(value)}: roll has no counterpart to this part of ROLL's for images, video or diffusion"
+            )
             faults.append(Fault(dotted(place), problem, REMEDY, "not_supported"))
     faults += _managed(values)
     if is_of_pictures(values):
@@ -92,7 +94,9 @@ def _managed(values: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield a fault if the file has environments that show pictures."""
     found = [place for place, block in matches(values, ("custom_envs", "*", MANAGER)) if VL.search(str(block[MANAGER]))]
     if found:
-        problem = f"the environments {', '.join(tag for _, tag, _ in found)} show pictures, and roll's environments do not"
+        problem = (
+            f"the environments {', '.join(tag for _, tag, _ in found)} show pictures, and roll's environments do not"
+        )
         yield Fault("custom_envs", problem, "use TrajEnvManager, and environments of text", "not_supported")
 
 

@@ -330,9 +330,7 @@ def _held_out_columns(done: Translation) -> None:
     name, source = learnt[0]
     further = ("ground_truth", "template", *(("images", "tag") if done.sees else ()))
     for place, held_out in _held_out_rows(done.values):
-        taken = {
-            key: source[key] for key in (*COLUMNS, *further) if key in source and key not in held_out
-        }
+        taken = {key: source[key] for key in (*COLUMNS, *further) if key in source and key not in held_out}
         if any(key in COLUMNS for key in taken) and not any(key in held_out for key in COLUMNS):
             held_out.update(taken)
             said = ", ".join(f"{key}: {value}" for key, value in taken.items())

@@ -75,9 +75,7 @@ def _weights(row: Mapping[str, Any]) -> dict[str, float]:
 
 @REWARDS.register("detection")
 @declares(RewardTraits(check_row=check_reference, passes_at=None))
-def detection(
-    prompt: Prompt, response: str, row: Mapping[str, Any], *, pixels_to: float | None = None
-) -> RewardResult:
+def detection(prompt: Prompt, response: str, row: Mapping[str, Any], *, pixels_to: float | None = None) -> RewardResult:
     """Return the weighted mean of accuracy and form, by the weights of the row: `reward_model.accuracy_ratio` (1 if
     missing) and `format_ratio` (0.1).
 

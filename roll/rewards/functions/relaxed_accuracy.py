@@ -26,9 +26,7 @@ def number_of(text: str) -> tuple[float, bool] | None:
 
 @REWARDS.register("relaxed_accuracy")
 @declares(RewardTraits(check_row=ground_truth))
-def relaxed_accuracy(
-    prompt: Prompt, response: str, row: Mapping[str, Any], *, tolerance: float = 0.05
-) -> RewardResult:
+def relaxed_accuracy(prompt: Prompt, response: str, row: Mapping[str, Any], *, tolerance: float = 0.05) -> RewardResult:
     """Return 1 if the answer is the reference, within a relative tolerance if both are numbers, else 0.
 
     It is the relaxed accuracy of ChartQA (arXiv 2203.10244). The answer is the last `\\boxed{...}`, or else the last
