@@ -48,8 +48,9 @@ class Box:
 def boxes_in(text: str) -> list[Box]:
     """Return the boxes in a text, each place once; labels in lower case.
 
-    Read are objects such as `{"bbox_2d": [x1, y1, x2, y2], "label": "cat"}`, wherever they stand. If there is none: four
-    numbers in brackets, or two corners `(x1, y1), (x2, y2)`. A box whose corners are in the wrong order is left out.
+    Read are objects such as `{"bbox_2d": [x1, y1, x2, y2], "label": "cat"}`, wherever they stand. If there is none:
+    four numbers in brackets, or two corners `(x1, y1), (x2, y2)`. A box whose corners are in the wrong order is left
+    out.
     """
     found = [box for match in OBJECT.finditer(text) if (box := _of_object(match[0])) is not None]
     if not found:

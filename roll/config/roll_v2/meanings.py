@@ -29,7 +29,9 @@ OWN_NUMBERS: Mapping[str, int] = {
     "<role>.training_args.per_device_train_batch_size": 8,
     "<role>.training_args.gradient_accumulation_steps": 1,
 }
-"""ROLL's defaults of the steps, and of the responses and updates of a step. A file of ROLL keeps them, whatever `roll_defaults` says."""
+"""ROLL's defaults of the steps, and of the responses and updates of a step. A file of ROLL keeps them, whatever
+`roll_defaults` says.
+"""
 
 Place = tuple[str, ...]
 

@@ -56,8 +56,8 @@ FREEZE = "freeze_module_prefix"
 FROZEN = {"vision_model": "all", "vision_model.blocks,vision_model.patch_embed": "tower"}
 """Parts of the tower, as Megatron's models call them, with the value of `freeze_vision`."""
 BOUNDED = (
-    "pretrain: pictures are resized within the bounds of the model's preprocessor_config.json; ROLL's bounds are 56 x 56 "
-    "and 1024 x 1024 pixels; set size there for the same"
+    "pretrain: pictures are resized within the bounds of the model's preprocessor_config.json; ROLL's bounds are "
+    "56 x 56 and 1024 x 1024 pixels; set size there for the same"
 )
 CACHE, CACHE_GB = "disable_mm_preprocessor_cache", "mm_processor_cache_gb"
 """vLLM's key of old versions, and the one that replaced it."""

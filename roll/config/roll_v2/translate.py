@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +32,6 @@ from roll.config.schema.foreign_names import (
     REFUSED,
     REWARD_CLASSES,
     ROLE,
-    ROLES,
     UNREAD,
     VALUES,
     VARIABLES,

@@ -12,9 +12,9 @@ from roll.rewards.base import REWARDS, RewardTraits
 from roll.types import Prompt, RewardOutcome, RewardResult
 
 WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty"
-).split()
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
 NUMBER = re.compile(rf"(?<![\w.])(?:\d{{1,3}}(?:,\d{{3}})+|\d+|{'|'.join(WORDS)})(?!\w|[.,]\d)", re.IGNORECASE)
 """Matches a whole number that is no part of a word or of a decimal."""
 
@@ -36,8 +36,8 @@ def _number(text: str) -> int:
 def counting(prompt: Prompt, response: str, row: Mapping[str, Any], *, partial: bool = False) -> RewardResult:
     """Return 1 if the last whole number of the response equals the reference, else 0.
 
-    The number is that in the last `\\boxed{...}` if there is one. Numbers up to twenty may be words. Only the text after
-    the thinking counts.
+    The number is that in the last `\\boxed{...}` if there is one. Numbers up to twenty may be words. Only the text
+    after the thinking counts.
 
     Args:
         partial: a wrong number n is worth 1 - |n - m| / m for the reference m, but at least 0; 0 if m is 0.

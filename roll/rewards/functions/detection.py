@@ -80,8 +80,8 @@ def detection(prompt: Prompt, response: str, row: Mapping[str, Any], *, pixels_t
     missing) and `format_ratio` (0.1).
 
     The boxes are those in the first `<answer>...</answer>`. The form is 1 if the tags stand on lines of their own and
-    there is a box. Accuracy is the mean of these scores, weighted by `reward_model.verifier_parm.det_reward_ratio`, times
-    0.6 for each box too many or too few:
+    there is a box. Accuracy is the mean of these scores, weighted by `reward_model.verifier_parm.det_reward_ratio`,
+    times 0.6 for each box too many or too few:
 
     - `iou_max_label_first`: wanted boxes take, in order, the box with their label that overlaps most. The score is the
       overlap per wanted box, mixed with the mean of precision and recall by the weight `iou_completeness`; mean over
