@@ -1,6 +1,7 @@
 # make install      install into .venv (default)
 # make demo         install, then train a tiny model end to end on the CPU
 # make agent-demo   install, then train a tiny agent with a tool on the CPU
+# make picture-demo install, then train a tiny model that sees pictures on the CPU
 # make smollm2      install, then fetch a real small model and train it on sums for a few steps on the CPU
 # make pictures     run the demo, then draw the README's pictures of it
 # make test         install, then run the tests of every part, in two halves side by side: test-parts and test-engines
@@ -21,7 +22,7 @@ SITE := .venv-site/packages
 PARTS := tests/unit tests/bad_input
 ENGINES := tests/engines tests/integration tests/hosts tests/gpu
 
-.PHONY: demo agent-demo smollm2 pictures test test-parts test-engines test-all docs lint site release-check install
+.PHONY: demo agent-demo picture-demo smollm2 pictures test test-parts test-engines test-all docs lint site release-check install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -31,6 +32,9 @@ demo: $(ROLL)
 
 agent-demo: $(ROLL)
 	@.venv/bin/python examples/tiny/demo.py --agent
+
+picture-demo: $(ROLL)
+	@.venv/bin/python examples/tiny/demo.py --pictures
 
 smollm2: $(ROLL) $(TASKS)
 	@.venv/bin/python -m roll.models.fetch smollm2-135m
