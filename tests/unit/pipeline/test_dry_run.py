@@ -20,8 +20,13 @@ from roll.runs.dry_run import ROWS, try_dry_run
 from tests import limits
 
 BLIND = {
-    **{"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300, "intermediate_size": 64},
-    **{"num_attention_heads": 2, "max_position_embeddings": 512},
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 300,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
 }
 """The config.json of a model of text alone."""
 GOOD = {"prompt": "What is 1 + 1?", "ground_truth": "2", "response": "2"}
