@@ -33,8 +33,8 @@ TEMPLATES = re.compile(r"(^|[-_])vl([-_]|$)", re.IGNORECASE)
 ROLLS = "roll.pipeline."
 """Start of the module paths of ROLL's own classes."""
 DETECTION = re.compile(r"\.DetectionRewardWorker$")
-SEES = re.compile(r"(^|[-_./])(vl|omni)([-_./]|$)|^.*Qwen3\.5-", re.IGNORECASE)
-"""Matches names of models that see pictures."""
+SEES = re.compile(r"(^|[-_.])(vl|omni)([-_.]|$)", re.IGNORECASE)
+"""Matches names of models that are trained with pictures. Qwen3.5 sees them too, but ROLL also trains it on text."""
 UNSEEN = {
     re.compile(r"omni", re.IGNORECASE): "a model of sound and video",
     re.compile(r"-VL-\d+B-A\d+B", re.IGNORECASE): "a mixture of experts that sees pictures",
@@ -132,7 +132,8 @@ def translate_pictures(values: dict[str, Any]) -> Read:
 
 
 def _model(values: Mapping[str, Any]) -> str:
-    return str(values.get("pretrain") or "")
+    """Return the last part of the model's name, without its folder or organisation."""
+    return str(values.get("pretrain") or "").rstrip("/").rpartition("/")[2]
 
 
 def in_pixels(block: dict[str, Any]) -> list[str]:
