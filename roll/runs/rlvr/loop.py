@@ -101,7 +101,7 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
                 groups = await run.scheduler.take()
         if not any(map(usable, groups)):
             await _record_unscored(run, groups, position)
-        step = experience(groups, run.shaping)
+        step = await asyncio.to_thread(experience, groups, run.shaping)  # reads the pictures
         ref_log_probs = log_probs = values = None
         if run.reference:
             await run.phases.scoring(run.reference_role)

@@ -68,7 +68,8 @@ from roll.models.memory_guard import (
     readable_memory_errors,
 )
 from roll.models.offload import Offload, tensors_in
-from roll.models.packed import PackedModel, PackedPolicy, packed_inputs, score, scored_only, to_device
+from roll.models.packed import PackedModel, PackedPolicy, packed_inputs, score, scored_only
+from roll.models.pictures import to_device
 from roll.models.replay import RouteReplay
 from roll.models.routers import RouterLoss, balanced_routers
 from roll.models.weights import WeightView
