@@ -54,6 +54,14 @@ def longest_sequence(config: Config | OfflineConfig) -> int:
     return whole or config.prompt_length + config.response_length
 
 
+def longest_taught(config: Config | OfflineConfig) -> int:
+    """Return the largest number of tokens that a self-teacher reads: its prompt and a response. 0 without one."""
+    if not isinstance(config, RlvrConfig) or config.self_distillation is None:
+        return 0
+    own = config.self_distillation.prompt_length
+    return (own or config.prompt_length + config.response_length) + config.response_length
+
+
 def has_pairs(config: Config | OfflineConfig) -> bool:
     """Whether a row is a pair of sequences, which stay together in a micro-batch."""
     return isinstance(config, RewardModelConfig) or (
