@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from roll.config.derived.hints import hint_templates
 from roll.config.schema.model import DataConfig
 from roll.config.schema.self_distillation import Hint, SelfDistillationConfig
 from roll.data.chat import ChatTemplate, checked_renderer
@@ -52,7 +53,7 @@ class TeacherPrompts:
         return self.render([*before, last | {"content": self._hinted(last["content"], hints)}], True, further)
 
     def _hinted(self, prompt: str, hints: Hints) -> str:
-        templates = self.keys.hint_templates()
+        templates = hint_templates(self.keys)
         written = [templates[kind].format(**{kind: hints[kind]}) for kind in self.keys.sees if kind in hints]
         return self.keys.template.format(prompt=prompt, hints="\n\n".join(written))
 

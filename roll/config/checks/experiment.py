@@ -19,10 +19,11 @@ from roll.config.checks.offline import (
 from roll.config.checks.pictures import picture_key_faults
 from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
-from roll.config.checks.self_distillation import has_frozen_teacher, self_distillation_faults
+from roll.config.checks.self_distillation import self_distillation_faults
 from roll.config.derived.batch import learner
 from roll.config.derived.flops import GPUS, gpu_rates
 from roll.config.derived.held_out import held_out_warnings
+from roll.config.derived.hints import has_frozen_teacher
 from roll.config.derived.methods import compares, has_kl
 from roll.config.derived.placement import generates, model_roles, ranks, sharing_with_engines
 from roll.config.derived.trackers import TRACKERS, chosen_trackers

@@ -6,16 +6,12 @@ from collections.abc import Iterator
 from string import Formatter
 
 from roll.config.derived.fixed_roles import teacher_roles
+from roll.config.derived.hints import has_frozen_teacher, hint_templates
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.self_distillation import SelfDistillationConfig
 from roll.errors import Fault
 
 BLOCK = "self_distillation"
-
-
-def has_frozen_teacher(config: RlvrConfig) -> bool:
-    """Whether the reference is the self-teacher."""
-    return config.self_distillation is not None and config.self_distillation.teacher == "frozen"
 
 
 def self_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
@@ -41,7 +37,7 @@ def _hints(own: SelfDistillationConfig) -> Iterator[Fault]:
     for number, kind in enumerate(own.sees):
         if kind in own.sees[:number]:
             yield Fault(f"{BLOCK}.sees[{number}]", f"'{kind}' is named twice", "name it once", "duplicate")
-    unseen = {f"{kind}_template": kind for kind in own.hint_templates() if kind not in own.sees}
+    unseen = {f"{kind}_template": kind for kind in hint_templates(own) if kind not in own.sees}
     if "solution" not in own.sees:
         unseen["solution_column"] = "solution"
     for key, kind in unseen.items():
@@ -52,7 +48,7 @@ def _hints(own: SelfDistillationConfig) -> Iterator[Fault]:
 
 def _templates(own: SelfDistillationConfig) -> Iterator[Fault]:
     """Yield faults of templates with other fields than their own."""
-    wanted = {"template": {"prompt", "hints"}} | {f"{kind}_template": {kind} for kind in own.hint_templates()}
+    wanted = {"template": {"prompt", "hints"}} | {f"{kind}_template": {kind} for kind in hint_templates(own)}
     for key, fields in wanted.items():
         template = getattr(own, key)
         named = " and ".join(f"{{{field}}}" for field in sorted(fields, reverse=True))

@@ -57,11 +57,3 @@ class SelfDistillationConfig(StrictConfig):
     success_template: str = Field(
         "An answer that was found to be right:\n\n{success}", description="How a `success` is written."
     )
-
-    def hint_templates(self) -> dict[Hint, str]:
-        """Return the template of every hint, used or not."""
-        return {
-            "solution": self.solution_template,
-            "feedback": self.feedback_template,
-            "success": self.success_template,
-        }

@@ -1,0 +1,20 @@
+"""What a self-teacher sees, and whose weights it has. Pure functions of the configuration."""
+
+from __future__ import annotations
+
+from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.self_distillation import Hint, SelfDistillationConfig
+
+
+def hint_templates(keys: SelfDistillationConfig) -> dict[Hint, str]:
+    """Return the template of every hint, used or not."""
+    return {
+        "solution": keys.solution_template,
+        "feedback": keys.feedback_template,
+        "success": keys.success_template,
+    }
+
+
+def has_frozen_teacher(config: RlvrConfig) -> bool:
+    """Whether the reference is the self-teacher."""
+    return config.self_distillation is not None and config.self_distillation.teacher == "frozen"
