@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from roll.config.derived.hints import longest_teacher_prompt
 from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.offline import DpoConfig, OfflineConfig, RewardModelConfig
@@ -58,8 +59,7 @@ def longest_taught(config: Config | OfflineConfig) -> int:
     """Return the largest number of tokens that a self-teacher reads: its prompt and a response. 0 without one."""
     if not isinstance(config, RlvrConfig) or config.self_distillation is None:
         return 0
-    own = config.self_distillation.prompt_length
-    return (own or config.prompt_length + config.response_length) + config.response_length
+    return longest_teacher_prompt(config) + config.response_length
 
 
 def has_pairs(config: Config | OfflineConfig) -> bool:

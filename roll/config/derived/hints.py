@@ -18,3 +18,9 @@ def hint_templates(keys: SelfDistillationConfig) -> dict[Hint, str]:
 def has_frozen_teacher(config: RlvrConfig) -> bool:
     """Whether the reference is the self-teacher."""
     return config.self_distillation is not None and config.self_distillation.teacher == "frozen"
+
+
+def longest_teacher_prompt(config: RlvrConfig) -> int:
+    """Return the largest number of tokens of a self-teacher's prompt."""
+    own = config.self_distillation
+    return (own and own.prompt_length) or config.prompt_length + config.response_length

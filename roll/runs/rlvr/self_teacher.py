@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from roll.algorithms.self_distillation import TokenGains, token_gains
-from roll.config.derived.batch import longest_taught
+from roll.config.derived.hints import longest_teacher_prompt
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.self_distillation import SelfDistillationConfig
 from roll.data.chat import TemplateFault
@@ -152,7 +152,7 @@ def step_hints_of(
         faults += _solution_faults(keys.solution_column, list(prompt_sets(training)))
     if faults := faults or [*_trial(write, first_prompts(training))]:
         raise BadInput(*faults)
-    return StepHints(keys, write, bars, longest_taught(config) - config.response_length)
+    return StepHints(keys, write, bars, longest_teacher_prompt(config))
 
 
 def _without_bars(keys: SelfDistillationConfig, bars: Mapping[str, Bars]) -> Iterator[Fault]:

@@ -43,7 +43,9 @@ def test_only_given_hints_are_written(tokenizer: PreTrainedTokenizerFast) -> Non
 def test_a_tools_result_gets_a_further_message(tokenizer: PreTrainedTokenizerFast) -> None:
     write = writer(tokenizer, {"file_name": "a", "messages": "messages"})
     row = {"messages": [*ROW["messages"], {"role": "tool", "content": "2"}]}
-    assert write.text(row, {"solution": "2"}).endswith("[tool]2<|endoftext|>\n[user] (but 2) {go}<|endoftext|>\n[assistant]")
+    assert write.text(row, {"solution": "2"}).endswith(
+        "[tool]2<|endoftext|>\n[user] (but 2) {go}<|endoftext|>\n[assistant]"
+    )
 
 
 def test_prompts_without_hint_marks_equal_the_policys(tokenizer: PreTrainedTokenizerFast) -> None:
