@@ -7,6 +7,7 @@ from string import Formatter
 
 from roll.config.derived.fixed_roles import teacher_roles
 from roll.config.derived.hints import has_frozen_teacher, hint_templates
+from roll.config.schema.backend import ZeroMemory
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.self_distillation import SelfDistillationConfig
 from roll.errors import Fault
@@ -26,10 +27,31 @@ def self_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:
         problem = "1, but self_distillation sees the success of another response to the same prompt"
         remedy = "set it to at least 2 (8 is usual), or let self_distillation.sees be [solution] or [feedback]"
         yield Fault("num_return_sequences_in_group", problem, remedy, "no_effect")
+    yield from _averaged(config, own)
     if has_frozen_teacher(config) and config.reference is None and not config.actor_train.model_args.lora_target:
         problem = "missing, but self_distillation.teacher is frozen (with LoRA, actor_train without its adapter is it)"
         remedy = "add a reference block (strategy_name: hf_infer), or set self_distillation.teacher=live"
         yield Fault("reference", problem, remedy, "missing")
+
+
+def _averaged(config: RlvrConfig, own: SelfDistillationConfig) -> Iterator[Fault]:
+    """Yield faults of an average without its teacher, and of weights that are not averaged."""
+    if own.teacher != "averaged":
+        if "update_rate" in own.model_fields_set:
+            problem = f"{own.update_rate:g}, but teacher is {own.teacher}"
+            yield Fault(f"{BLOCK}.update_rate", problem, "remove it, or set teacher=averaged", "unread")
+        return
+    traits = config.actor_train.strategy_args.traits
+    memory = traits.memory if isinstance(traits.memory, ZeroMemory) else ZeroMemory(0)
+    reasons = {
+        "actor_train splits its layers over ranks (autotp_size)": traits.tensor_parallel > 1,
+        "actor_train divides its experts over ranks (autoep_size)": traits.expert_parallel > 1,
+        "actor_train has weights on NVMe (offload_param)": memory.parameters_on == "nvme",
+        "actor_train has second copies of its partitions (zero_hpz_partition_size)": memory.secondary_ranks > 1,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        problem = f"'averaged', but {reason}, which the average does not support"
+        yield Fault(f"{BLOCK}.teacher", problem, "set it to live or frozen", "not_supported")
 
 
 def _hints(own: SelfDistillationConfig) -> Iterator[Fault]:

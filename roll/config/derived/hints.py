@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.self_distillation import Hint, SelfDistillationConfig
 
@@ -24,3 +25,9 @@ def longest_teacher_prompt(config: RlvrConfig) -> int:
     """Return the largest number of tokens of a self-teacher's prompt."""
     own = config.self_distillation
     return (own and own.prompt_length) or config.prompt_length + config.response_length
+
+
+def average_rate(config: Config) -> float | None:
+    """Return the share of the newest weights in those of an averaged self-teacher; None without one."""
+    own = config.self_distillation if isinstance(config, RlvrConfig) else None
+    return own.update_rate if own is not None and own.teacher == "averaged" else None

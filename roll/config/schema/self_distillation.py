@@ -21,10 +21,15 @@ class SelfDistillationConfig(StrictConfig):
         "the note of the reward on a response that did not pass; `success`, another response to the same prompt that "
         "passed. A response without any of them is not taught."
     )
-    teacher: Literal["live", "frozen"] = Field(
+    teacher: Literal["live", "frozen", "averaged"] = Field(
         "live",
-        description="Weights of the teacher: those of the policy before the step's first update (`live`), or those of "
-        "the reference (`frozen`).",
+        description="Weights of the teacher: those of the policy before the step's first update (`live`), those of "
+        "the reference (`frozen`), or an exponential moving average of the policy's (`averaged`).",
+    )
+    update_rate: Share = Field(
+        0.05,
+        description="`averaged`: share a of the newest weights. After each step, the average is (1 - a) times itself "
+        "plus a times the policy's weights.",
     )
     weight: Share = Field(
         1.0,

@@ -127,10 +127,14 @@ def self_teacher_of(
     """Return the self-teacher; None without hints. `reference` computes the reference's log-probs."""
     if hints is None:
         return None
-    if hints.keys.teacher == "live":
-        return SelfTeacher(hints, actor_train.log_probs, actor_train.log_probs, "actor_train", phases, part)
-    role = "actor_train" if reference is actor_train else "reference"
-    return SelfTeacher(hints, actor_train.log_probs, reference.ref_log_probs, role, phases, part)
+    is_frozen = hints.keys.teacher == "frozen"
+    role = "reference" if is_frozen and reference is not actor_train else "actor_train"
+    scoring = {
+        "live": actor_train.log_probs,
+        "frozen": reference.ref_log_probs,
+        "averaged": actor_train.averaged_log_probs,
+    }
+    return SelfTeacher(hints, actor_train.log_probs, scoring[hints.keys.teacher], role, phases, part)
 
 
 def step_hints_of(

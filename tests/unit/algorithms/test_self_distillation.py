@@ -1,5 +1,5 @@
-"""The signal of a self-teacher: values by hand, and its expected gradient against that of the KL divergence, by autograd
-in float64 on a small transformers model that reads the longer prompt.
+"""The signal of a self-teacher: values by hand, and its expected gradient against that of the KL divergence, from
+autograd in float64 on a small transformers model that reads the longer prompt.
 """
 
 from __future__ import annotations

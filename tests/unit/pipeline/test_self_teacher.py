@@ -63,7 +63,12 @@ class Policy:
     """A small model that scores sequences packed, as a trainer does, and one by one in float64, with transformers."""
 
     def __init__(self, folder: Path, words: int, seed: int) -> None:
-        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": words}
+        shape: dict[str, Any] = {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "vocab_size": words,
+        }
         shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(Qwen2Config(**shape))
@@ -130,7 +135,8 @@ def test_gains_equal_transformers_with_the_longer_prompt(
     longer = "<|im_start|>user\none and one? e.g. two<|im_end|>\n<|im_start|>assistant\n"
     for row in (1, 2):
         own = slice(step.sequences.offsets[row], step.sequences.offsets[row + 1])
-        prompt, response = groups[0].prompt.token_ids, groups[0].episodes[row].sampled[0].token_ids
+        response = groups[0].episodes[row].sampled[0].token_ids.tolist()
+        prompt = groups[0].prompt.token_ids.tolist()
         by_teacher = teacher.exact(tokenizer(longer)["input_ids"], response)
         expected[own][-len(response) :] = np.subtract(by_teacher, student.exact(prompt, response))
     assert np.abs(expected).max() > 0.5
