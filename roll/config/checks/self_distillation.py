@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from string import Formatter
 
 from roll.config.derived.fixed_roles import teacher_roles
-from roll.config.derived.hints import has_frozen_teacher, hint_templates
+from roll.config.derived.hints import BLOCK, has_frozen_teacher, hint_templates
 from roll.config.schema.backend import ZeroMemory
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.self_distillation import SelfDistillationConfig
 from roll.errors import Fault
-
-BLOCK = "self_distillation"
 
 
 def self_distillation_faults(config: RlvrConfig) -> Iterator[Fault]:

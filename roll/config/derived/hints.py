@@ -6,6 +6,9 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.self_distillation import Hint, SelfDistillationConfig
 
+BLOCK = "self_distillation"
+"""The key of the block, and the prefix of its metrics."""
+
 
 def hint_templates(keys: SelfDistillationConfig) -> dict[Hint, str]:
     """Return the template of every hint, used or not."""

@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from roll.algorithms.self_distillation import TokenGains, token_gains
-from roll.config.derived.hints import longest_teacher_prompt
+from roll.config.derived.hints import BLOCK, longest_teacher_prompt
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.self_distillation import SelfDistillationConfig
 from roll.data.chat import TemplateFault
@@ -31,8 +31,6 @@ from roll.runs.device_phases import DevicePhases
 from roll.runs.rlvr.reward_trial import first_prompts, prompt_sets
 from roll.training.actor_train import ActorTrain, Reference
 from roll.types import Episode, Floats, Ints, Metrics, Prompt, RolloutGroup
-
-BLOCK = "self_distillation"
 
 
 @dataclass(frozen=True)
