@@ -125,14 +125,12 @@ def self_teacher_of(
     """Return the self-teacher; None without hints. `reference` computes the reference's log-probs."""
     if hints is None:
         return None
-    is_frozen = hints.keys.teacher == "frozen"
-    role = "reference" if is_frozen and reference is not actor_train else "actor_train"
-    scoring = {
-        "live": actor_train.log_probs,
-        "frozen": reference.ref_log_probs,
-        "averaged": actor_train.averaged_log_probs,
-    }
-    return SelfTeacher(hints, actor_train.log_probs, scoring[hints.keys.teacher], role, phases, part)
+    role, scored = "actor_train", actor_train.log_probs
+    if hints.keys.teacher == "frozen":
+        role, scored = role if reference is actor_train else "reference", reference.ref_log_probs
+    if hints.keys.teacher == "averaged":
+        scored = actor_train.averaged_log_probs
+    return SelfTeacher(hints, actor_train.log_probs, scored, role, phases, part)
 
 
 def step_hints_of(

@@ -169,6 +169,35 @@ def test_known_log_probs_are_not_computed_again(
     np.testing.assert_allclose(found.gains, again.gains, atol=1e-5)
 
 
+class Roles:
+    """Stands in for `actor_train` and the reference, and returns the name of what is called."""
+
+    def __init__(self, name: str) -> None:
+        self.log_probs, self.ref_log_probs, self.averaged_log_probs = f"{name}", f"{name} alone", f"{name} averaged"
+
+
+@pytest.mark.parametrize(
+    ("teacher", "apart", "expected"),
+    [
+        ("live", True, ("actor_train", "policy")),
+        ("averaged", True, ("actor_train", "policy averaged")),
+        ("frozen", False, ("actor_train", "policy alone")),
+        ("frozen", True, ("reference", "reference alone")),
+    ],
+)
+def test_teacher_chooses_the_weights(
+    teacher: str,
+    apart: bool,
+    expected: tuple[str, str],
+    tokenizer: PreTrainedTokenizerFast,  # noqa: F811
+) -> None:
+    keys = SelfDistillationConfig.model_validate({"sees": ["success"], "teacher": teacher})
+    policy: Any = Roles("policy")
+    reference: Any = Roles("reference") if apart else policy
+    run = self_teacher_of(hints_of(keys, tokenizer), policy, reference, cast(Any, None), nullcontext)
+    assert run is not None and (run.teacher_role, run.teacher) == expected and cast(Any, run.student) == "policy"
+
+
 @pytest.mark.parametrize(
     ("most", "sees", "share"),
     [(5, ["success"], "too_long_fraction"), (90, ["feedback"], "without_hint_fraction")],
