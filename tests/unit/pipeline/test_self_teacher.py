@@ -194,7 +194,7 @@ def test_teacher_chooses_the_weights(
     keys = SelfDistillationConfig.model_validate({"sees": ["success"], "teacher": teacher})
     policy: Any = Roles("policy")
     reference: Any = Roles("reference") if apart else policy
-    run = self_teacher_of(hints_of(keys, tokenizer), policy, reference, cast(Any, None), nullcontext)
+    run = self_teacher_of(hints_of(keys, tokenizer), policy, reference, cast(Any, None), Asked().part)
     assert run is not None and (run.teacher_role, run.teacher) == expected and cast(Any, run.student) == "policy"
 
 
