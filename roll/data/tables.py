@@ -284,13 +284,18 @@ class Preparation:
         return found
 
     def _all_tokens(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
-        if not any(texts):
-            return [[] for _ in texts]
-        # verbose=False: lengths are checked afterwards, against the run's own limits.
-        token_ids: Any = self.tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
-        if special_tokens and (ending := len(added_tokens(self.tokenizer)[1])):
-            token_ids = [ids[:-ending] for ids in token_ids]
-        return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
+        return all_tokens(self.tokenizer, texts, special_tokens)
+
+
+def all_tokens(tokenizer: PreTrainedTokenizerBase, texts: list[str], special_tokens: bool) -> list[list[int]]:
+    """Return the tokens of each text; with `special_tokens`, after those that the tokenizer writes before a text."""
+    if not any(texts):
+        return [[] for _ in texts]
+    # verbose=False: lengths are checked afterwards, against the run's own limits.
+    token_ids: Any = tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+    if special_tokens and (ending := len(added_tokens(tokenizer)[1])):
+        token_ids = [ids[:-ending] for ids in token_ids]
+    return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
 
 
 def with_placeholders(texts: Texts, sight: Sight, folder: Path) -> tuple[list[StoredPicture], Texts]:

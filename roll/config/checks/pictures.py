@@ -87,6 +87,7 @@ def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
         **dict.fromkeys(judges, "it is scored by a model, which would not see the pictures"),
         **dict.fromkeys(teacher_roles(config), "it is a teacher, which would not see the pictures"),
         **({"critic": "it is a critic, which would not see the pictures"} if config.critic else {}),
+        **({"self_distillation": "its teacher would not see the pictures"} if config.self_distillation else {}),
     }
     for where, why in found.items():
         yield Fault(where, f"{why} of the policy's prompts", f"remove it, or {text}", "not_supported")
