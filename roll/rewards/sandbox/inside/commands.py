@@ -22,7 +22,6 @@ import os
 import resource
 import select
 import selectors
-import shutil
 import signal
 import socket
 import stat
@@ -40,6 +39,7 @@ from roll.rewards.sandbox.inside.confine import (
     forbid_calls,
     hide_memory,
     leave_root,
+    limit,
 )
 
 REQUESTS = 0
@@ -50,6 +50,8 @@ LOOK_SECONDS = 0.1
 """Seconds between two checks of the memory that all processes hold."""
 IDLE_SECONDS = 0.5
 """The same, between two requests."""
+END_SECONDS, PAUSE_SECONDS = 10.0, 0.002
+"""Deadline for killed processes to end, and seconds between two checks."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 OPEN_FILES = 1024
 LINK = -1
@@ -134,7 +136,7 @@ def answer(header: Mapping[str, Any], body: bytes, bounds: Mapping[str, Any]) ->
             case "get":
                 return get(header["path"], header["most"])
             case "end":
-                end_all()
+                end_all_and_wait()
                 return {}, b""
     except OSError as error:
         return {"error": f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")}, b""
@@ -200,7 +202,7 @@ def _become(header: Mapping[str, Any], outputs: Sequence[int], bounds: Mapping[s
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
-            resource.setrlimit(which, (most, most))
+            limit(which, most)
         os.makedirs(header["folder"], exist_ok=True)
         os.chdir(header["folder"])
         os.execvpe(header["command"][0], header["command"], header["variables"])
@@ -285,6 +287,27 @@ def end_all() -> None:
         os.kill(-1, signal.SIGKILL)
 
 
+def end_all_and_wait() -> None:
+    """Kill all other processes of the namespace, until the last one is gone."""
+    deadline = time.monotonic() + END_SECONDS
+    while any(_processes()):
+        end_all()
+        _reap(0)
+        if time.monotonic() > deadline:
+            raise OSError(110, "a killed process does not end")
+        time.sleep(PAUSE_SECONDS)
+
+
+def _remove_folder(path: str) -> None:
+    for folder, names, files in os.walk(path, topdown=False):
+        for name in files:
+            os.unlink(os.path.join(folder, name))
+        for name in names:
+            inner = os.path.join(folder, name)
+            (os.unlink if os.path.islink(inner) else os.rmdir)(inner)
+    os.rmdir(path)
+
+
 def put(files: Sequence[Sequence[Any]], body: bytes) -> None:
     """Write files, each (path, mode, bytes), whose contents follow one another in `body`. They replace what is there.
 
@@ -297,7 +320,7 @@ def put(files: Sequence[Sequence[Any]], body: bytes) -> None:
         begin += size
         os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
         if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
+            _remove_folder(path)
         elif os.path.lexists(path):
             os.unlink(path)
         if mode == LINK:

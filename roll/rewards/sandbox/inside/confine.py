@@ -65,7 +65,31 @@ FORBIDDEN_TO_COMMANDS = (
     # userfaultfd, keys: kernel memory, and interfaces with a history of faults
     *(310, 311, 303, 304, 206, 253, 294, 300, 425, 426, 427, 321, 298, 323, 248, 249, 250),
     *(162, 306),  # sync and syncfs of the machine
-    *(175, 176, 313, 246, 320, 169, 167, 168, 163, 164, 170, 171, 172, 173, 179, 443, 103, 153, 154, 135, 212, 256, 279),
+    *(
+        175,
+        176,
+        313,
+        246,
+        320,
+        169,
+        167,
+        168,
+        163,
+        164,
+        170,
+        171,
+        172,
+        173,
+        179,
+        443,
+        103,
+        153,
+        154,
+        135,
+        212,
+        256,
+        279,
+    ),
 )
 """System calls that commands of a container may not make. Unlike programs of the sandbox they may start processes."""
 NEEDLESS = (74, 75, 277, 26, 221, 187)
@@ -89,15 +113,15 @@ def confine(limits: Mapping[str, Any]) -> None:
     Raises:
         OSError: the kernel refuses a limit or the filter.
     """
-    _limit(resource.RLIMIT_CPU, limits["cpu_seconds"])
-    _limit(resource.RLIMIT_AS, limits["memory_bytes"])
-    _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
-    _limit(resource.RLIMIT_NOFILE, limits["open_files"])
-    _limit(resource.RLIMIT_NPROC, limits["threads"])
-    _limit(resource.RLIMIT_STACK, limits["stack_bytes"])
-    _limit(RLIMIT_SIGPENDING, PENDING_SIGNALS)
+    limit(resource.RLIMIT_CPU, limits["cpu_seconds"])
+    limit(resource.RLIMIT_AS, limits["memory_bytes"])
+    limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
+    limit(resource.RLIMIT_NOFILE, limits["open_files"])
+    limit(resource.RLIMIT_NPROC, limits["threads"])
+    limit(resource.RLIMIT_STACK, limits["stack_bytes"])
+    limit(RLIMIT_SIGPENDING, PENDING_SIGNALS)
     for nothing in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
-        _limit(nothing, 0)
+        limit(nothing, 0)
     _drop_capabilities()
     _filter_calls(_program(os.getpid()))
 
@@ -197,7 +221,8 @@ def hide_memory() -> None:
     _control(PR_SET_DUMPABLE, 0)
 
 
-def _limit(which: int, most: int) -> None:
+def limit(which: int, most: int) -> None:
+    """Lower a resource limit of this process for good. A lower one that it has already stays."""
     hard = resource.getrlimit(which)[1]
     bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(which, (bound, bound))
