@@ -148,7 +148,7 @@ class BubblewrapContainer:
             try:
                 process = subprocess.Popen(
                     _entering(image, bounds),
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     env={},

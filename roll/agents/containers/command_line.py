@@ -1,8 +1,8 @@
 """Containers of podman and docker, by their command lines, which are the same for what is used here.
 
 The first process of a container waits for `cat`, which reads from a pipe of this process. It ends when this process
-ends, and the engine then removes the container. A container that outlives it nevertheless is removed by the next process that
-starts containers on this host: a label names the lock file of its owner.
+ends, and the engine then removes the container. A container that outlives it nevertheless is removed by the next
+process that starts containers on this host: a label names the folder that its owner locks.
 """
 
 from __future__ import annotations

@@ -36,10 +36,8 @@ class BadImage(Exception):
 
     def __init__(self, problem: str, remedy: str, code: FaultCode) -> None:
         super().__init__(f"{problem}; {remedy}")
-        self.problem, self.remedy, self.code = problem, remedy, code
-
-    def __reduce__(self) -> tuple[type[BadImage], tuple[str, str, FaultCode]]:
-        return type(self), (self.problem, self.remedy, self.code)
+        self.problem, self.remedy = problem, remedy
+        self.code: FaultCode = code
 
     def fault(self, place: str) -> Fault:
         """Return the fault of the key that names the image."""
@@ -85,7 +83,7 @@ class Layout:
 
     def _open_archive(self) -> None:
         try:
-            self._archive = self._opened.enter_context(tarfile.open(self._path, "r:"))
+            self._archive = self._opened.enter_context(tarfile.TarFile(self._path))
             self._members = {member.name.removeprefix("./"): member for member in self._archive if member.isreg()}
         except (tarfile.TarError, OSError, EOFError) as error:
             self._opened.close()

@@ -1,4 +1,4 @@
-"""The containers of an environment process: which engine holds them, and a few that are ready before they are needed."""
+"""The containers of an environment process: which engine holds them, and which are ready before they are needed."""
 
 from __future__ import annotations
 

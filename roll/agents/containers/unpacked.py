@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from roll.agents.containers.layout import BadImage, ImageManifest, Layer, Layout
 from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
@@ -106,7 +106,7 @@ def decompressed(layer: Layer, blob: IO[bytes]) -> IO[bytes]:
     """Return the tar file of a layer. Raises BadImage if its compression is not known."""
     kind = layer.media_type.rpartition("+")[2] if "+" in layer.media_type else layer.media_type.rpartition(".")[2]
     if kind == "gzip":
-        return gzip.open(blob)
+        return cast(IO[bytes], gzip.open(blob))
     if kind == "tar":
         return blob
     raise BadImage(f"the layer {layer.digest} has the media type {layer.media_type}", ZSTD, "not_supported")
@@ -205,6 +205,7 @@ def _extract(root: Path, archive: tarfile.TarFile, member: tarfile.TarInfo, path
         with path.open("xb") as file:
             shutil.copyfileobj(content, file, 1 << 20)
         path.chmod(mode)
+        os.utime(path, (member.mtime, member.mtime))  # caches such as Python's check it
 
 
 def _remove(path: Path) -> None:

@@ -23,7 +23,7 @@ from roll.config.derived.domains import (
 )
 from roll.config.derived.fixed_roles import PREFIX, model_reward, names_file
 from roll.config.derived.placement import judged_in_turn, model_roles
-from roll.config.schema.environments import AgentConfig, EnvironmentConfig
+from roll.config.schema.environments import AgentConfig, ContainerConfig, EnvironmentConfig
 from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, ModelRewardKeys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, RewardConfig
@@ -289,10 +289,10 @@ def _containers(where: str, section: EnvironmentConfig, environment: str) -> Ite
     if environment == SHELL and memory > section.memory_gib:
         problem = f"{memory:g} GiB, but {where}.memory_gib is {section.memory_gib:g}, which its processes inherit"
         yield Fault(f"{where}.container.memory_gib", problem, f"raise {where}.memory_gib to {memory:g}", "too_large")
-    if section.image is None and environment != SHELL and "container" in section.model_fields_set:
-        if section.container != type(section.container)():
-            problem = "set, but there is no image, so the environment starts no container"
-            yield Fault(f"{where}.container", problem, "set image as well, or remove it", "owner_missing")
+    usual = ContainerConfig.model_validate({})
+    if section.image is None and environment != SHELL and section.container != usual:
+        problem = "set, but there is no image, so the environment starts no container"
+        yield Fault(f"{where}.container", problem, "set image as well, or remove it", "owner_missing")
     deadlines = {"command_seconds": COMMAND_SECONDS, "verify_seconds": VERIFY_SECONDS}
     given = [section.environment_args.get(key, usual) for key, usual in deadlines.items()]
     if environment != SHELL or not all(isinstance(one, int | float) for one in given):

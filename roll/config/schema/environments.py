@@ -148,7 +148,9 @@ class EnvironmentConfig(StrictConfig):
         description="Image of the containers in which the environment runs commands: the path of an OCI layout (a "
         "folder or a tar file), or a name for podman and docker. A row may name its own in the column `image`.",
     )
-    container: ContainerConfig = Field(default_factory=ContainerConfig, description="Containers of the environment.")
+    container: ContainerConfig = Field(
+        default_factory=lambda: ContainerConfig.model_validate({}), description="Containers of the environment."
+    )
     rows: PositiveInt | None = Field(
         None,
         le=1 << 24,
