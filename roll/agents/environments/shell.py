@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 import math
 import posixpath
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from roll.errors import EnvironmentFailed
 from roll.rewards.answers import final_text
 from roll.types import FP32_MAX
 
+LOG = logging.getLogger(__name__)
 FENCED = r"```(?:bash|sh|shell)?[ \t]*\n(.*?)```"
 """Default of `command_pattern`: the first fenced block."""
 INSTRUCTION = (
@@ -123,7 +125,12 @@ class Shell:
         self._row, self._judged_in = row, judged_in
         self._container = await self._containers.open(row.get("image"))
         if self._folder is None:
-            self._folder = (await self._container.run(["pwd"], self._seconds)).stdout.decode().strip() or "/"
+            found = await self._container.run(["sh", "-c", "pwd"], self._seconds)
+            if found.status:
+                raise EnvironmentFailed(f"the image has no shell `sh`: {found.stderr[:200]!r}")
+            self._folder = found.stdout.decode("utf-8", "replace").strip()
+        if self._judged_in == "fresh" and posixpath.normpath(self._folder) == "/":
+            raise ValueError("the work folder is '/'; set work_folder, or judged_in: same")
         await self._write(self._container, "files")
         default = TOOL_INSTRUCTION if self._tools else INSTRUCTION
         text = default if self._instruction is None else self._instruction
@@ -182,7 +189,8 @@ class Shell:
         """Judge what the policy has left. What it did to its container makes it fail, never the episode."""
         try:
             reward, found = await self._judged()
-        except FilesRefused:
+        except FilesRefused as refused:
+            LOG.warning("an episode gets 0, because its files cannot be judged: %s", refused)
             reward, found = 0.0, {"unreadable_work": 1.0}
         numbers = {**counted, **found, "success": float(reward >= 1.0), "late_commands": float(self._late)}
         return Step(reward=reward, done=True, metrics=numbers)
