@@ -93,7 +93,6 @@ def command_line(image: UnpackedImage, bounds: ContainerBounds) -> list[str]:
         "from_root": from_root,
         "bounds": {
             "memory_bytes": bounds.memory_mib * MIB,
-            "disk_bytes": bounds.disk_mib * MIB,
             "processes": bounds.processes,
         },
     }

@@ -82,7 +82,7 @@ def main() -> None:
             if (request := receive(connection)) is None:
                 break
             header, body = request
-            send(connection, *answer(header, body, settings["bounds"]))
+            send(connection, *answer(header, body, settings["bounds"], connection))
     os._exit(0)
 
 
@@ -124,12 +124,14 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
     return bytes(received)
 
 
-def answer(header: Mapping[str, Any], body: bytes, bounds: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+def answer(
+    header: Mapping[str, Any], body: bytes, bounds: Mapping[str, Any], connection: socket.socket
+) -> tuple[dict[str, Any], bytes]:
     """Do what a request asks for. Errors of files are part of the answer, because commands can cause them."""
     try:
         match header["ask"]:
             case "run":
-                return run(header, bounds)
+                return run(header, bounds, connection)
             case "put":
                 put(header["files"], body)
                 return {}, b""
@@ -143,12 +145,15 @@ def answer(header: Mapping[str, Any], body: bytes, bounds: Mapping[str, Any]) ->
     raise AssertionError(header["ask"])
 
 
-def run(header: Mapping[str, Any], bounds: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+def run(
+    header: Mapping[str, Any], bounds: Mapping[str, Any], connection: socket.socket
+) -> tuple[dict[str, Any], bytes]:
     """Run a command. Return its exit status (negative: the signal), why it was killed, and the beginnings of its
     output.
 
     Processes that it leaves in the background continue, but are not waited for. A command past its deadline is killed
-    with all its descendants; if all processes hold too much memory, all are killed.
+    with all its descendants; if all processes hold too much memory, all are killed. If the other end hangs up meanwhile,
+    this process ends.
     """
     outputs = [os.pipe(), os.pipe()]
     pid = os.fork()
@@ -160,10 +165,12 @@ def run(header: Mapping[str, Any], bounds: Mapping[str, Any]) -> tuple[dict[str,
     totals = dict.fromkeys(kept, 0)
     deadline, why, status = time.monotonic() + header["seconds"], "", None
     with selectors.DefaultSelector() as selector, _exit_of(pid) as ended:
-        for descriptor in (*kept, ended):
+        for descriptor in (*kept, ended, connection.fileno()):
             selector.register(descriptor, selectors.EVENT_READ)
         while status is None:
             for key, _ in selector.select(LOOK_SECONDS):
+                if key.fd == connection.fileno():
+                    os._exit(0)  # there are no requests during another one
                 if key.fd != ended and not _read(key.fd, kept[key.fd], totals, header["most"]):
                     selector.unregister(key.fd)
             status = _reap(pid)
@@ -195,7 +202,6 @@ def _become(header: Mapping[str, Any], outputs: Sequence[int], bounds: Mapping[s
             signal.signal(number, signal.SIG_DFL)
         for which, most in (
             (resource.RLIMIT_DATA, bounds["memory_bytes"]),
-            (resource.RLIMIT_FSIZE, bounds["disk_bytes"]),
             (resource.RLIMIT_NPROC, bounds["processes"]),
             (resource.RLIMIT_NOFILE, OPEN_FILES),
             (resource.RLIMIT_CORE, 0),
