@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -35,6 +36,7 @@ from roll.agents.containers.container import (
 from roll.agents.containers.unpacked import UnpackedImage
 from roll.rewards.sandbox.bubblewrap import NAMESPACES, find_interpreter
 from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
+from roll.system.tree import tree
 
 ENTER = Path(__file__).with_name("enter.py")
 INSIDE = "roll.rewards.sandbox.inside"
@@ -255,14 +257,19 @@ class BubblewrapContainer:
         return header, await self._reader.readexactly(of_body)
 
     async def _end(self) -> str:
-        """Kill bubblewrap, which kills the first process and so the container. Return the end of what it complained."""
+        """Kill the container. Return the end of what it complained.
+
+        Its first process may belong to another user than bubblewrap, which then cannot kill it.
+        """
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
         pipe = self._process.stderr
         if pipe is None or pipe.closed:
             return ""
-        self._process.kill()
+        for pid in tree(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         said = b""
         with suppress(TimeoutError):
             # The pipe is at its end when the last process that could complain has ended.

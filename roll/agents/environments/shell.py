@@ -101,7 +101,11 @@ class Shell:
         if max_steps < 1 or command_seconds <= 0 or verify_seconds <= 0:
             raise ValueError("max_steps, command_seconds and verify_seconds must be above 0")
         self._containers, self._column, self._judged_in = containers, column, judged_in
-        self._read, self._done, self._max_steps = WrittenAction(command_pattern), done_command, max_steps
+        self._read, self._done, self._max_steps = (
+            WrittenAction(command_pattern, "command_pattern"),
+            done_command,
+            max_steps,
+        )
         self._seconds, self._verify_seconds = command_seconds, verify_seconds
         self._folder, self._shown, self._instruction = work_folder, most_shown, instruction
         self._tools = Tools([self.shell]) if as_tool else None

@@ -60,7 +60,9 @@ def said(image: UnpackedImage, command: str, seconds: float = limits.CALL) -> Co
 def test_files_and_commands_make_a_round_trip(ready: UnpackedImage) -> None:
     async def use(container: BubblewrapContainer) -> None:
         files = {
-            "/repo/run": ContainerFile(b"#!/bin/sh\nread first < data/text; echo $first $A; echo bad >&2; exit 7", 0o755),
+            "/repo/run": ContainerFile(
+                b"#!/bin/sh\nread first < data/text; echo $first $A; echo bad >&2; exit 7", 0o755
+            ),
             "/repo/data/text": ContainerFile(b"hello\n\xff", 0o600),
             "/repo/link": ContainerFile(b"data/text", LINK),
         }

@@ -36,7 +36,10 @@ BELOW = {"a": "1", "folder/b": "2", "folder/c": "3", "other/d": "4", "lib": "->u
         ({"a": "new", ".wh.a": ""}, {**BELOW, "a": "new"}),
         ({"lib/f": "7"}, {**BELOW, "usr/lib/f": "7"}),
         ({"lib/.wh.e": ""}, {path: text for path, text in BELOW.items() if path != "usr/lib/e"}),
-        ({"folder": "file"}, {**{path: text for path, text in BELOW.items() if "folder" not in path}, "folder": "file"}),
+        (
+            {"folder": "file"},
+            {**{path: text for path, text in BELOW.items() if "folder" not in path}, "folder": "file"},
+        ),
         ({"g": "=>folder/b"}, {**BELOW, "g": "2"}),
         ({"./h": "8", "other": None}, {**BELOW, "h": "8"}),
     ],
