@@ -71,7 +71,7 @@ def python_files() -> dict[str, Path]:
 
 
 def layer(files: dict[str, Path], links: dict[str, str]) -> bytes:
-    """Return a tar file of the files, all with root as their owner and with their times, which Python's cache checks."""
+    """Return a tar file of the files, of root, and with their times, which Python compares with those in its cache."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for folder in ("tmp", FOLDER.strip("/"), "root"):

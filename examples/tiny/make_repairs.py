@@ -43,11 +43,9 @@ try:
 except Exception as e:print(type(e).__name__)
 """
 HIDDEN = """\
-import subprocess,sys
-said=subprocess.run([sys.executable,"-S","-c","import f;print({calls})"],capture_output=True,text=True,timeout=20).stdout
-sys.exit(said!="{expected}\\n")
+[ "$(python3 -S -c 'import f; print({calls})')" = "{expected}" ]
 """
-VERIFY = "python3 -S h.py"
+VERIFY = "sh h"
 
 
 class Repository(NamedTuple):
@@ -118,7 +116,7 @@ def row(one: Repository) -> dict[str, Any]:
         "messages": [{"role": "user", "content": "Fix f.py"}],
         "tag": "repairs",
         "files": {"f.py": one.line + "\n", "t.py": test},
-        "tests": {"h.py": HIDDEN.format(calls=calls, expected=" ".join(values))},
+        "tests": {"h": HIDDEN.format(calls=calls, expected=" ".join(values))},
         "verify": VERIFY,
     }
 

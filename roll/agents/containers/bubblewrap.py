@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
+import marshal
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,8 @@ from roll.agents.containers.container import (
 )
 from roll.agents.containers.unpacked import UnpackedImage
 from roll.rewards.sandbox.bubblewrap import NAMESPACES, find_interpreter
+from roll.rewards.sandbox.inside import commands
+from roll.rewards.sandbox.inside.commands import COMMAND, DONE, FILE, FILES, HEADER, LENGTH, RAN, REFUSED
 from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
 from roll.system.tree import tree
 
@@ -55,7 +56,8 @@ main()
 LOADER = "/lib64/ld-linux-x86-64.so.2"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The variable PATH of images that set none."""
-LENGTHS = struct.Struct(">QQ")
+ENDINGS = (CommandEnd.EXITED, CommandEnd.TIME, CommandEnd.MEMORY)
+"""By the number that a container gives."""
 START_SECONDS = 60.0
 """Deadline for a container to start; idle machines need a tenth of a second."""
 GRACE_SECONDS = 30.0
@@ -75,7 +77,6 @@ _STARTED = itertools.count()
 
 def command_line(image: UnpackedImage, bounds: ContainerBounds) -> list[str]:
     """Return the command that starts a container whose stdin is its socket."""
-    from_root = os.geteuid() == 0
     python = find_interpreter(None)
     places = [(path, f"{MOUNT}{path}") for path in python.folders if path != os.path.realpath(LOADER)]
     places += [(os.path.realpath(LOADER), f"{MOUNT}/loader"), (_inside_folder(), f"{MOUNT}/inside")]
@@ -90,25 +91,16 @@ def command_line(image: UnpackedImage, bounds: ContainerBounds) -> list[str]:
     for right in ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"):  # given up before the first command
         rights += ["--cap-add", right]
     libraries = [f"{MOUNT}{path}" for path in python.folders if Path(path).is_dir()]
-    settings = {
-        "mount": MOUNT,
-        "from_root": from_root,
-        "bounds": {
-            "memory_bytes": bounds.memory_mib * MIB,
-            "processes": bounds.processes,
-        },
-    }
+    given = (MOUNT, bounds.memory_mib * MIB, bounds.processes, int(os.geteuid() == 0))
     return [
         *(str(bwrap_path()), *spaces, *rights, *mounts),
         *("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "container", "--chdir", "/", "--clearenv"),
         *("--", f"{MOUNT}/loader", "--library-path", ":".join(libraries)),
-        *(f"{MOUNT}{python.program}", "-I", "-S", "-B", "-c", START, json.dumps(settings)),
+        *(f"{MOUNT}{python.program}", "-I", "-S", "-B", "-c", START, *map(str, given)),
     ]
 
 
 def _inside_folder() -> str:
-    from roll.rewards.sandbox.inside import commands
-
     return str(Path(commands.__file__).parent)
 
 
@@ -117,14 +109,10 @@ def _entering(image: UnpackedImage, bounds: ContainerBounds) -> list[str]:
     cores = sorted(os.sched_getaffinity(0))
     first = next(_STARTED) * bounds.cpus
     disk = bounds.disk_mib * MIB
-    settings = {
-        "scratch": str(image.scratch),
-        "owner": UNPRIVILEGED if os.geteuid() == 0 else 0,
-        "disk_bytes": disk,
-        "inodes": max(disk // BYTES_PER_INODE, 1024),
-        "cores": [cores[(first + number) % len(cores)] for number in range(bounds.cpus)],
-    }
-    return [sys.executable, "-I", "-S", str(ENTER), json.dumps(settings), *command_line(image, bounds)]
+    chosen = ",".join(str(cores[(first + number) % len(cores)]) for number in range(bounds.cpus))
+    owner, inodes = UNPRIVILEGED if os.geteuid() == 0 else 0, max(disk // BYTES_PER_INODE, 1024)
+    given = (image.scratch, owner, disk, inodes, chosen)
+    return [sys.executable, "-I", "-S", str(ENTER), *map(str, given), *command_line(image, bounds)]
 
 
 class BubblewrapContainer:
@@ -184,60 +172,58 @@ class BubblewrapContainer:
         asked = {
             "ask": "run",
             "command": list(command),
-            "seconds": seconds,
+            "seconds": float(seconds),
             "folder": folder or self._image.folder,
             "variables": {**self._variables, **variables},
             "most": MOST_OUTPUT,
         }
-        said, body = await self._answered(asked, b"", seconds)
-        out, err = said["out"], said["err"]
-        return CommandResult(
-            CommandEnd(said["why"] or "exited"),
-            int(said["status"]),
-            body[:out],
-            body[out : out + err],
-            sum(map(int, said["totals"])),
-        )
+        body = await self._answered(asked, COMMAND, seconds)
+        status, why, out, err, total = RAN.unpack_from(body)
+        text = body[RAN.size :]
+        return CommandResult(ENDINGS[why], status, text[:out], text[out : out + err], total)
 
     async def put(self, files: Mapping[str, ContainerFile]) -> None:
         """See `Container`."""
-        listed = [[path, file.mode, len(file.content)] for path, file in files.items()]
-        content = b"".join(file.content for file in files.values())
-        said, _ = await self._answered({"ask": "put", "files": listed}, content, 0.0)
-        _raise_refusal(said)
+        listed = [(path, file.mode, file.content) for path, file in files.items()]
+        await self._answered({"ask": "put", "files": listed}, DONE, 0.0)
 
     async def get(self, path: str, most: int = MOST_FILES) -> dict[str, ContainerFile]:
         """See `Container`."""
-        said, body = await self._answered({"ask": "get", "path": path, "most": most}, b"", 0.0)
-        _raise_refusal(said)
-        found, begin = dict[str, ContainerFile](), 0
-        for place, mode, size in said["files"]:
-            found[place] = ContainerFile(body[begin : begin + size], mode)
-            begin += size
+        body = await self._answered({"ask": "get", "path": path, "most": most}, FILES, 0.0)
+        found, at = dict[str, ContainerFile](), 0
+        while at < len(body):
+            named, mode, size = FILE.unpack_from(body, at)
+            begin = at + FILE.size + named
+            found[os.fsdecode(body[at + FILE.size : begin])] = ContainerFile(body[begin : begin + size], mode)
+            at = begin + size
         return found
 
     async def end_processes(self) -> None:
         """See `Container`."""
-        await self._answered({"ask": "end"}, b"", 0.0)
+        await self._answered({"ask": "end"}, DONE, 0.0)
 
     async def close(self) -> None:
         """See `Container`."""
         await self._end()
 
-    async def _answered(self, asked: Mapping[str, Any], body: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Send a request, and return the answer. Raises ContainerLost if there is none; the container is then closed.
+    async def _answered(self, asked: dict[str, Any], kind: int, seconds: float) -> bytes:
+        """Send a request, and return the answer of this kind.
 
         The lock only guards against a caller's mistake: an answer is always the next one.
+
+        Raises:
+            FilesRefused: the answer is that files cannot be written or read.
+            ContainerLost: there is no answer; the container is then closed.
         """
         async with self._busy:
             if self._writer is None:
                 raise ContainerLost("the container is closed")
             try:
                 async with asyncio.timeout(seconds + GRACE_SECONDS):
-                    text = json.dumps(asked).encode()
-                    self._writer.write(LENGTHS.pack(len(text), len(body)) + text + body)
+                    request = marshal.dumps(asked)
+                    self._writer.write(LENGTH.pack(len(request)) + request)
                     await self._writer.drain()
-                    return await self._received()
+                    found, body = await self._received()
             except (asyncio.IncompleteReadError, OSError, TimeoutError, ValueError) as error:
                 said = await self._end()
                 late = f"it did not answer within {seconds + GRACE_SECONDS:g} s" * isinstance(error, TimeoutError)
@@ -245,16 +231,18 @@ class BubblewrapContainer:
             except BaseException:
                 await self._end()
                 raise
+        if found == REFUSED:
+            raise FilesRefused(body.decode("utf-8", "replace"))
+        assert found == kind, found
+        return body
 
-    async def _received(self) -> tuple[dict[str, Any], bytes]:
+    async def _received(self) -> tuple[int, bytes]:
+        """Return the kind and the body of the next answer."""
         assert self._reader is not None
-        of_header, of_body = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
-        if of_header + of_body > MOST_ANSWER:
-            raise ValueError(f"an answer of {of_header + of_body} bytes")
-        header = json.loads(await self._reader.readexactly(of_header))
-        if not isinstance(header, dict):
-            raise ValueError("an answer that is not a mapping")
-        return header, await self._reader.readexactly(of_body)
+        kind, size = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        if size > MOST_ANSWER:
+            raise ValueError(f"an answer of {size} bytes")
+        return kind, await self._reader.readexactly(size)
 
     async def _end(self) -> str:
         """Kill the container. Return the end of what it complained.
@@ -278,8 +266,3 @@ class BubblewrapContainer:
         await asyncio.to_thread(self._process.wait, END_SECONDS)
         pipe.close()
         return said.decode("utf-8", "replace").strip().rpartition("\n")[2][:2000]
-
-
-def _raise_refusal(said: Mapping[str, Any]) -> None:
-    if "error" in said:
-        raise FilesRefused(str(said["error"]))

@@ -9,6 +9,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,7 @@ def test_processes_unpack_an_image_once(tmp_path: Path) -> None:
     code = f"""
 import logging; logging.basicConfig(level=20)
 from pathlib import Path
+from typing import Any
 from roll.agents.containers.unpacked import unpacked
 unpacked(Path({str(tmp_path / "image")!r}), Path({str(tmp_path / "cache")!r}))
 """
@@ -94,7 +96,7 @@ unpacked(Path({str(tmp_path / "image")!r}), Path({str(tmp_path / "cache")!r}))
     assert sum("unpacking an image" in text for text in said) == 1
 
 
-def changed(image: Path, change: Callable[[dict[str, object]], object]) -> None:
+def changed(image: Path, change: Callable[[dict[str, Any]], object]) -> None:
     index = json.loads((image / "index.json").read_text())
     change(index)
     (image / "index.json").write_text(json.dumps(index))
@@ -119,18 +121,18 @@ def cut_off(image: Path) -> None:
         (lambda image: changed(image, lambda index: index.clear()), "malformed", "manifests"),
         (lambda image: changed(image, lambda index: index.update(manifests=[])), "unfit", "linux/amd64"),
         (
-            lambda image: changed(image, lambda index: index["manifests"].append(index["manifests"][0])),  # type: ignore
+            lambda image: changed(image, lambda index: index["manifests"].append(index["manifests"][0])),
             *("not_allowed", "2 images"),
         ),
         (
             lambda image: changed(
                 image,
-                lambda index: index["manifests"][0].update(platform={"os": "linux", "architecture": "s390x"}),  # type: ignore
+                lambda index: index["manifests"][0].update(platform={"os": "linux", "architecture": "s390x"}),
             ),
             *("unfit", "0 images"),
         ),
         (
-            lambda image: changed(image, lambda index: index["manifests"][0].update(digest="sha256:../../x")),  # type: ignore
+            lambda image: changed(image, lambda index: index["manifests"][0].update(digest="sha256:../../x")),
             *("malformed", "../../x"),
         ),
         (cut_off, "malformed", "SHA-256"),

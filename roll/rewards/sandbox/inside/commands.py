@@ -7,29 +7,26 @@ after another.
     get          the files of a folder
     end          all other processes are killed
 
-A message is two lengths, a header in JSON and a body of raw bytes. The other end closes when the process that started
+A request is its length and a value of marshal. An answer is its kind, its length and raw bytes, because the other end
+does not trust what comes out of a container. The other end closes when the process that started
 the container ends; then this process ends too, and Linux ends all others of its process namespace.
 
 Python and its files are mounted at a folder of their own while this process starts, and are gone before the first
-command: commands see the image only.
+command: commands see the image only. Each container pays for the imports of this module, so there are few.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import marshal
 import os
 import resource
 import select
-import selectors
 import signal
-import socket
 import stat
 import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from roll.rewards.sandbox.inside.confine import (
     FORBIDDEN_TO_COMMANDS,
@@ -42,10 +39,22 @@ from roll.rewards.sandbox.inside.confine import (
     limit,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 REQUESTS = 0
 """Descriptor of the socket."""
-LENGTHS = struct.Struct(">QQ")
-"""Bytes of the header and of the body."""
+LENGTH, HEADER = struct.Struct(">Q"), struct.Struct(">BQ")
+"""Bytes of a request; kind and bytes of an answer."""
+RAN, FILE = struct.Struct(">iBQQQ"), struct.Struct(">IiQ")
+"""How a command ended: status, reason, bytes of both outputs, and bytes that it wrote. A file: bytes of its path, mode,
+and bytes of its content.
+"""
+DONE, REFUSED, COMMAND, FILES = range(4)
+"""Kinds of answers."""
+BY_ITSELF, TIME, MEMORY = range(3)
+"""Reasons of the end of a command."""
 LOOK_SECONDS = 0.1
 """Seconds between two checks of the memory that all processes hold."""
 IDLE_SECONDS = 0.5
@@ -61,10 +70,12 @@ NOT_FOUND, NOT_STARTED = 127, 126
 
 
 def main() -> None:
-    """Serve requests until the other end is closed. The argument is the settings in JSON."""
-    settings = json.loads(sys.argv[1])
-    detach(settings["mount"])
-    if settings["from_root"]:
+    """Serve requests until the other end is closed. The arguments are the folder of Python, the memory limit in bytes,
+    the limit on processes, and 1 if this process is root.
+    """
+    mount, memory, processes, from_root = sys.argv[1], *map(int, sys.argv[2:])
+    detach(mount)
+    if from_root:
         leave_root(seen_as_root=True)
     else:
         drop_all_capabilities()
@@ -72,125 +83,109 @@ def main() -> None:
     hide_memory()
     forbid_calls(FORBIDDEN_TO_COMMANDS)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    with socket.socket(fileno=os.dup(REQUESTS)) as connection:
-        nothing = os.open("/dev/null", os.O_RDWR)
-        for descriptor in (0, 1):
-            os.dup2(nothing, descriptor)
-        send(connection, {"ready": True})
-        while True:
-            watch_background(connection, settings["bounds"])
-            if (request := receive(connection)) is None:
-                break
-            header, body = request
-            send(connection, *answer(header, body, settings["bounds"], connection))
-    os._exit(0)
+    connection, nothing = os.dup(REQUESTS), os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(nothing, descriptor)
+    send(connection, DONE)
+    while True:
+        watch_background(connection, memory)
+        (size,) = LENGTH.unpack(exactly(connection, LENGTH.size))
+        send(connection, *answer(marshal.loads(exactly(connection, size)), connection, memory, processes))
 
 
-def watch_background(connection: socket.socket, bounds: Mapping[str, Any]) -> None:
+def watch_background(connection: int, memory: int) -> None:
     """Wait for a request. Meanwhile kill processes that a command left in the background if they hold too much."""
     while not select.select([connection], [], [], IDLE_SECONDS)[0]:
         _reap(0)
-        if _resident() > bounds["memory_bytes"]:
+        if _resident() > memory:
             end_all()
 
 
-def send(connection: socket.socket, header: Mapping[str, Any], body: bytes = b"") -> None:
-    """Send a message. Raises OSError if the other end is gone."""
-    text = json.dumps(header).encode()
-    connection.sendall(LENGTHS.pack(len(text), len(body)) + text)
-    connection.sendall(body)
+def send(connection: int, kind: int, body: bytes = b"") -> None:
+    """Send an answer. End this process if the other end is gone."""
+    rest = memoryview(HEADER.pack(kind, len(body)) + body)
+    try:
+        while rest:
+            rest = rest[os.write(connection, rest) :]
+    except OSError:
+        os._exit(0)
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes] | None:
-    """Return the header and the body of the next message; None if the other end is gone."""
-    lengths = _exactly(connection, LENGTHS.size)
-    if lengths is None:
-        return None
-    of_header, of_body = LENGTHS.unpack(lengths)
-    header, body = _exactly(connection, of_header), _exactly(connection, of_body)
-    return None if header is None or body is None else (json.loads(header), body)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
+def exactly(connection: int, size: int) -> bytes:
+    """Return the next bytes. End this process if the other end is gone."""
     received = bytearray()
     while len(received) < size:
         try:
-            chunk = connection.recv(min(size - len(received), 1 << 20))
+            chunk = os.read(connection, min(size - len(received), 1 << 20))
         except OSError:
-            return None
+            chunk = b""
         if not chunk:
-            return None
+            os._exit(0)
         received += chunk
     return bytes(received)
 
 
-def answer(
-    header: Mapping[str, Any], body: bytes, bounds: Mapping[str, Any], connection: socket.socket
-) -> tuple[dict[str, Any], bytes]:
+def answer(asked: Mapping[str, Any], connection: int, memory: int, processes: int) -> tuple[int, bytes]:
     """Do what a request asks for. Errors of files are part of the answer, because commands can cause them."""
     try:
-        match header["ask"]:
+        match asked["ask"]:
             case "run":
-                return run(header, bounds, connection)
+                return COMMAND, run(asked, connection, memory, processes)
             case "put":
-                put(header["files"], body)
-                return {}, b""
+                put(asked["files"])
+                return DONE, b""
             case "get":
-                return get(header["path"], header["most"])
+                return FILES, get(asked["path"], asked["most"])
             case "end":
                 end_all_and_wait()
-                return {}, b""
+                return DONE, b""
     except OSError as error:
-        return {"error": f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")}, b""
-    raise AssertionError(header["ask"])
+        place = os.fsencode(error.filename) if error.filename else b""
+        return REFUSED, (error.strerror or str(error)).encode() + b": " * bool(place) + place
+    raise AssertionError(asked["ask"])
 
 
-def run(
-    header: Mapping[str, Any], bounds: Mapping[str, Any], connection: socket.socket
-) -> tuple[dict[str, Any], bytes]:
-    """Run a command. Return its exit status (negative: the signal), why it was killed, and the beginnings of its
-    output.
+def run(asked: Mapping[str, Any], connection: int, memory: int, processes: int) -> bytes:
+    """Run a command. Return how it ended, and the beginnings of its outputs.
 
     Processes that it leaves in the background continue, but are not waited for. A command past its deadline is killed
-    with all its descendants; if all processes hold too much memory, all are killed. If the other end hangs up meanwhile,
-    this process ends.
+    with all its descendants; if all processes hold too much memory, all are killed. If the other end hangs up
+    meanwhile, this process ends.
     """
     outputs = [os.pipe(), os.pipe()]
     pid = os.fork()
     if pid == 0:
-        _become(header, [writing for _, writing in outputs], bounds)
+        _become(asked, [writing for _, writing in outputs], memory, processes)
     for _, writing in outputs:
         os.close(writing)
     kept = {reading: bytearray() for reading, _ in outputs}
     totals = dict.fromkeys(kept, 0)
-    deadline, why, status = time.monotonic() + header["seconds"], "", None
-    with selectors.DefaultSelector() as selector, _exit_of(pid) as ended:
-        for descriptor in (*kept, ended, connection.fileno()):
-            selector.register(descriptor, selectors.EVENT_READ)
-        while status is None:
-            for key, _ in selector.select(LOOK_SECONDS):
-                if key.fd == connection.fileno():
-                    os._exit(0)  # there are no requests during another one
-                if key.fd != ended and not _read(key.fd, kept[key.fd], totals, header["most"]):
-                    selector.unregister(key.fd)
-            status = _reap(pid)
-            if status is None and not why and time.monotonic() > deadline:
-                why = "time"
-                _kill_family(pid)
-            elif status is None and not why and _resident() > bounds["memory_bytes"]:
-                why = "memory"
-                end_all()
+    deadline, why, status, ended = time.monotonic() + asked["seconds"], BY_ITSELF, None, os.pidfd_open(pid)
+    waiting = [*kept, ended, connection]
+    while status is None:
+        for descriptor in select.select(waiting, [], [], LOOK_SECONDS)[0]:
+            if descriptor == connection:
+                os._exit(0)  # there are no requests during another one
+            if descriptor != ended and not _read(descriptor, kept[descriptor], totals, asked["most"]):
+                waiting.remove(descriptor)
+        status = _reap(pid)
+        if status is None and why == BY_ITSELF and time.monotonic() > deadline:
+            why = TIME
+            _kill_family(pid)
+        elif status is None and why == BY_ITSELF and _resident() > memory:
+            why = MEMORY
+            end_all()
+    os.close(ended)
     for reading in kept:  # what is in the pipes; a process in the background may hold them open
         os.set_blocking(reading, False)
-        while _read(reading, kept[reading], totals, header["most"]) and time.monotonic() < deadline:
+        while _read(reading, kept[reading], totals, asked["most"]) and time.monotonic() < deadline:
             pass
         os.close(reading)
     out, err = (bytes(part) for part in kept.values())
-    counts = dict(zip(("out", "err"), (len(out), len(err)), strict=True))
-    return {"status": status, "why": why, **counts, "totals": list(totals.values())}, out + err
+    return RAN.pack(status, why, len(out), len(err), sum(totals.values())) + out + err
 
 
-def _become(header: Mapping[str, Any], outputs: Sequence[int], bounds: Mapping[str, Any]) -> None:
+def _become(asked: Mapping[str, Any], outputs: Sequence[int], memory: int, processes: int) -> None:
     """Turn this process into the command. Does not return."""
     status, said = NOT_STARTED, ""
     try:
@@ -201,34 +196,35 @@ def _become(header: Mapping[str, Any], outputs: Sequence[int], bounds: Mapping[s
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
             signal.signal(number, signal.SIG_DFL)
         for which, most in (
-            (resource.RLIMIT_DATA, bounds["memory_bytes"]),
-            (resource.RLIMIT_NPROC, bounds["processes"]),
+            (resource.RLIMIT_DATA, memory),
+            (resource.RLIMIT_NPROC, processes),
             (resource.RLIMIT_NOFILE, OPEN_FILES),
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_MSGQUEUE, 0),
         ):
             limit(which, most)
-        os.makedirs(header["folder"], exist_ok=True)
-        os.chdir(header["folder"])
-        os.execvpe(header["command"][0], header["command"], header["variables"])
+        os.makedirs(asked["folder"], exist_ok=True)
+        os.chdir(asked["folder"])
+        program = _found(asked["command"][0], asked["variables"].get("PATH", ""))
+        os.execve(program, asked["command"], asked["variables"])
     except FileNotFoundError as error:
-        status, said = NOT_FOUND, f"{error.strerror}: {error.filename or header['command'][0]}\n"
+        status, said = NOT_FOUND, f"{error.strerror}: {error.filename}\n"
     except (OSError, ValueError) as error:
-        said = f"{header['command'][0]}: {error}\n"
-    with contextlib.suppress(OSError):
-        os.write(2, said.encode("utf-8", "replace"))
-    os._exit(status)
-
-
-@contextlib.contextmanager
-def _exit_of(pid: int) -> Iterator[int]:
-    """A context with a descriptor that is readable once a child has ended."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
+        said = f"{asked['command'][0]}: {error}\n"
     finally:
-        os.close(descriptor)
+        try:
+            os.write(2, os.fsencode(said))
+        finally:
+            os._exit(status)
+
+
+def _found(name: str, path: str) -> str:
+    """Return the program of a name. `os.execvpe` would import modules that are gone by then."""
+    for folder in path.split(":") if "/" not in name else ():
+        if os.access(f"{folder}/{name}", os.X_OK) and not os.path.isdir(f"{folder}/{name}"):
+            return f"{folder}/{name}"
+    return name
 
 
 def _read(descriptor: int, kept: bytearray, totals: dict[int, int], most: int) -> bool:
@@ -260,37 +256,42 @@ def _processes() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1")
 
 
+def _fields(pid: int, name: str) -> list[bytes]:
+    """Return the fields of a file of a process, those behind its name; none if it has ended."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read(1 << 12).rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
 def _resident() -> int:
     """Return the memory that all processes hold, in bytes. Pages shared after a fork count for each of them."""
-    total = 0
-    for pid in _processes():
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/statm", "rb") as file:
-            resident, shared = map(int, file.read().split()[1:3])
-            total += (resident - shared) * PAGE
-    return total
+    held = [_fields(pid, "statm") for pid in _processes()]
+    return sum(int(fields[1]) - int(fields[2]) for fields in held if fields) * PAGE
 
 
 def _kill_family(pid: int) -> None:
     """Kill a process, its descendants and all processes of its session."""
-    parents: dict[int, int] = {}
-    sessions: dict[int, int] = {}
-    for one in _processes():
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/{one}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-            parents[one], sessions[one] = int(fields[1]), int(fields[3])
-    family, size = {pid} | {one for one, session in sessions.items() if session == pid}, 0
+    stats = {one: fields for one in _processes() if (fields := _fields(one, "stat"))}
+    family, size = {pid} | {one for one, fields in stats.items() if int(fields[3]) == pid}, 0
     while size < len(family):
         size = len(family)
-        family |= {one for one, parent in parents.items() if parent in family}
+        family |= {one for one, fields in stats.items() if int(fields[1]) in family}
     for one in family:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+        _kill(one)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 def end_all() -> None:
     """Kill all other processes of the namespace."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
+    _kill(-1)
 
 
 def end_all_and_wait() -> None:
@@ -314,23 +315,20 @@ def _remove_folder(path: str) -> None:
     os.rmdir(path)
 
 
-def put(files: Sequence[Sequence[Any]], body: bytes) -> None:
-    """Write files, each (path, mode, bytes), whose contents follow one another in `body`. They replace what is there.
+def put(files: Sequence[tuple[str, int, bytes]]) -> None:
+    """Write files, each (path, mode, content). They replace what is there.
 
     Raises:
         OSError: a file cannot be written.
     """
-    begin = 0
-    for path, mode, size in files:
-        content = body[begin : begin + size]
-        begin += size
+    for path, mode, content in files:
         os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
         if os.path.isdir(path) and not os.path.islink(path):
             _remove_folder(path)
         elif os.path.lexists(path):
             os.unlink(path)
         if mode == LINK:
-            os.symlink(content, path.encode())
+            os.symlink(content, os.fsencode(path))
             continue
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with open(descriptor, "wb") as file:
@@ -338,13 +336,13 @@ def put(files: Sequence[Sequence[Any]], body: bytes) -> None:
             file.write(content)
 
 
-def get(path: str, most: int) -> tuple[dict[str, Any], bytes]:
+def get(path: str, most: int) -> bytes:
     """Return a file or the files of a folder. Devices, pipes and sockets are left out.
 
     Raises:
         OSError: there is no such file, it cannot be read, or the files have more than `most` bytes.
     """
-    files, body = [], bytearray()
+    body, size = bytearray(), 0
     for place in _walked(path):
         found = os.lstat(place)
         if stat.S_ISLNK(found.st_mode):
@@ -352,14 +350,15 @@ def get(path: str, most: int) -> tuple[dict[str, Any], bytes]:
         elif stat.S_ISREG(found.st_mode):
             mode = stat.S_IMODE(found.st_mode)
             with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                content = file.read(most - len(body) + 1)
+                content = file.read(most - size + 1)
         else:
             continue
-        body += content
-        if len(body) > most:
+        named = os.fsencode(place)
+        body += FILE.pack(len(named), mode, len(content)) + named + content
+        size += len(named) + len(content)
+        if size > most:
             raise OSError(27, f"more than {most} bytes", path)
-        files.append((place, mode, len(content)))
-    return {"files": files}, bytes(body)
+    return bytes(body)
 
 
 def _walked(path: str) -> Iterator[str]:

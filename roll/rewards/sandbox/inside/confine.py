@@ -12,7 +12,10 @@ import resource
 import signal
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` takes longer to import than all else here
+if TYPE_CHECKING:
+    from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 38, 22
 SECCOMP_MODE_FILTER = 2
