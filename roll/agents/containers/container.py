@@ -8,13 +8,11 @@ from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 from roll.errors import EnvironmentFailed
+from roll.system.sizes import MIB
 
 Engine = Literal["auto", "bubblewrap", "podman", "docker"]
 CACHE = "~/.cache/roll/images"
 """Default of `container.cache`."""
-MIB = 1 << 20
-LINK = -1
-"""Mode of a symbolic link; its content is the target."""
 MOST_OUTPUT = 1 << 16
 """Bytes that are kept of each output of a command, from its beginning."""
 MOST_FILES = 64 * MIB

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.agents.containers.container import MIB, ContainerBounds, ContainerSettings
+from roll.agents.containers.container import ContainerBounds, ContainerSettings
 from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
 from roll.agents.environments.checked import (
     Call,
@@ -30,7 +30,7 @@ from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, NeighbourFailed
 from roll.hosted.process import HostedProcess, Hosting, Loss, settle
 from roll.hosted.protocol import Reply
-from roll.system.sizes import GIB
+from roll.system.sizes import GIB, MIB
 from roll.system.tree import TreeBounds
 
 LOG = logging.getLogger(__name__)

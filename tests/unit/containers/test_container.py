@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +15,6 @@ import pytest
 
 from roll.agents.containers.bubblewrap import BubblewrapContainer
 from roll.agents.containers.container import (
-    LINK,
     MOST_OUTPUT,
     CommandEnd,
     CommandResult,
@@ -28,6 +26,7 @@ from roll.agents.containers.container import (
 )
 from roll.agents.containers.pool import Containers
 from roll.agents.containers.unpacked import UnpackedImage
+from roll.rewards.sandbox.inside.commands import LINK
 from tests import limits
 from tests.unit.rewards.running import descendants
 
@@ -212,9 +211,7 @@ def test_a_warm_container_that_died_is_replaced(image: Path, cache: Path) -> Non
         [warm] = [await task for task in pool._ready[str(image)]]
         assert isinstance(warm, BubblewrapContainer) and warm is not first
         os.kill(warm._process.pid, signal.SIGKILL)
-        end = time.monotonic() + limits.END
-        while warm.is_alive and time.monotonic() < end:
-            await asyncio.sleep(limits.LOOK)
+        await limits.comes_true(lambda: not warm.is_alive, "the container is dead")
         second = await pool.open()
         assert second is not warm and (await second.run(["sh", "-c", "echo 1"], limits.CALL)).stdout == b"1\n"
         for container in (first, second):

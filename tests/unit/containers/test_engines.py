@@ -14,7 +14,6 @@ import pytest
 from examples.tiny.make_image import PROGRAMS, layer, program_files
 from roll.agents.containers.command_line import CommandLineContainer, remove_orphans
 from roll.agents.containers.container import (
-    LINK,
     CommandEnd,
     ContainerBounds,
     ContainerFile,
@@ -24,6 +23,7 @@ from roll.agents.containers.container import (
 )
 from roll.agents.containers.layout import BadImage
 from roll.agents.containers.pool import Containers
+from roll.rewards.sandbox.inside.commands import LINK
 from tests import limits
 
 NAME = "localhost/roll-test:1"

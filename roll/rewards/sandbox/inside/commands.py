@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from roll.rewards.sandbox.inside.confine import (
     FORBIDDEN_TO_COMMANDS,
+    TYPE_CHECKING,
     detach,
     drop_all_capabilities,
     end_with_parent,
@@ -39,7 +40,6 @@ from roll.rewards.sandbox.inside.confine import (
     limit,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -55,11 +55,11 @@ DONE, REFUSED, COMMAND, FILES = range(4)
 """Kinds of answers."""
 BY_ITSELF, TIME, MEMORY = range(3)
 """Reasons of the end of a command."""
-LOOK_SECONDS = 0.1
+CHECK_SECONDS = 0.1
 """Seconds between two checks of the memory that all processes hold."""
 IDLE_SECONDS = 0.5
 """The same, between two requests."""
-END_SECONDS, PAUSE_SECONDS = 10.0, 0.002
+GONE_SECONDS, PAUSE_SECONDS = 10.0, 0.002
 """Deadline for killed processes to end, and seconds between two checks."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 OPEN_FILES = 1024
@@ -163,7 +163,7 @@ def run(asked: Mapping[str, Any], connection: int, memory: int, processes: int) 
     deadline, why, status, ended = time.monotonic() + asked["seconds"], BY_ITSELF, None, os.pidfd_open(pid)
     waiting = [*kept, ended, connection]
     while status is None:
-        for descriptor in select.select(waiting, [], [], LOOK_SECONDS)[0]:
+        for descriptor in select.select(waiting, [], [], CHECK_SECONDS)[0]:
             if descriptor == connection:
                 os._exit(0)  # there are no requests during another one
             if descriptor != ended and not _read(descriptor, kept[descriptor], totals, asked["most"]):
@@ -296,7 +296,7 @@ def end_all() -> None:
 
 def end_all_and_wait() -> None:
     """Kill all other processes of the namespace, until the last one is gone."""
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + GONE_SECONDS
     while any(_processes()):
         end_all()
         _reap(0)
