@@ -32,7 +32,7 @@ LETTERS = "cghkpqvwxyz"
 KINDS = ("operator", "operator", "name", "colon")
 """Kinds of bugs, with their shares."""
 TRAIN, HELD_OUT, CONVERSATIONS = 400, 64, 6000
-LOOKS = 0.7
+LOOKS = 0.9
 """Share of the conversations that begin with the test."""
 LOOK = "python3 t.py"
 TEST = """\

@@ -246,7 +246,8 @@ class BubblewrapContainer:
     async def _end(self) -> str:
         """Kill the container. Return the end of what it complained.
 
-        Its first process may belong to another user than bubblewrap, which then cannot kill it.
+        Its first process may belong to another user than bubblewrap, which then cannot kill it. bubblewrap ends when
+        that process does, and reaps it; if it were killed itself, this process might get an orphan that nobody reaps.
         """
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -254,7 +255,8 @@ class BubblewrapContainer:
         pipe = self._process.stderr
         if pipe is None or pipe.closed:
             return ""
-        for pid in tree(self._process.pid):
+        first, *inner = tree(self._process.pid)
+        for pid in inner or [first]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         said = b""
@@ -262,6 +264,9 @@ class BubblewrapContainer:
             # The pipe is at its end when the last process that could complain has ended.
             async with asyncio.timeout(GONE_SECONDS):
                 said = await asyncio.to_thread(pipe.read)
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, GONE_SECONDS)
+        self._process.kill()
         await asyncio.to_thread(self._process.wait, GONE_SECONDS)
         pipe.close()
         return said.decode("utf-8", "replace").strip().rpartition("\n")[2][:2000]

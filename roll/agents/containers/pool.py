@@ -14,6 +14,7 @@ from roll.agents.containers.command_line import CommandLineContainer, pull, remo
 from roll.agents.containers.container import Container, ContainerLost, ContainerSettings
 from roll.agents.containers.layout import EXPORT, BadImage
 from roll.agents.containers.unpacked import UnpackedImage, unpacked
+from roll.config.derived.domains import PATHS
 from roll.system.own_folder import own_folder
 
 LOG = logging.getLogger(__name__)
@@ -41,16 +42,16 @@ class Containers:
         if name := image or self._settings.image:
             engine = self.engine_of(name)
             if engine == "bubblewrap":
-                self._unpacked[name] = unpacked(Path(name), Path(self._settings.cache))
+                self._unpacked[name] = unpacked(Path(name).expanduser(), Path(self._settings.cache))
             else:
                 pull(engine, name)
 
     def engine_of(self, image: str) -> str:
         """Return the engine that holds containers of an image. Raises BadImage if this host has none for it."""
-        engine, is_path = self._settings.engine, Path(image).exists()
+        engine, is_path = self._settings.engine, Path(image).expanduser().exists()
         if engine == "auto":
             found = next((one for one in COMMAND_LINES if shutil.which(one)), None)
-            if is_path or image.startswith(("/", "./", "../", "~")):
+            if is_path or image.startswith(PATHS):
                 return "bubblewrap"
             if found is None:
                 problem = f"there is no file or folder '{image}', and neither podman nor docker to pull it"
@@ -114,7 +115,9 @@ class Containers:
     async def _started(self, name: str) -> Opened:
         engine, settings = self.engine_of(name), self._settings
         if engine == "bubblewrap":
-            image = self._unpacked.get(name) or await asyncio.to_thread(unpacked, Path(name), Path(settings.cache))
+            image = self._unpacked.get(name) or await asyncio.to_thread(
+                unpacked, Path(name).expanduser(), Path(settings.cache)
+            )
             self._unpacked[name] = image
             return await BubblewrapContainer.start(image, settings.bounds)
         if self._owner is None:

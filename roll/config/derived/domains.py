@@ -22,6 +22,8 @@ TOOL_USE = "tool_use"
 MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4, "shell": 30}
 """Default of `max_steps`, by environment. Only the built-in environments with this key are listed."""
 
+PATHS = ("/", "./", "../", "~")
+"""Beginnings of images that are paths, even if there is nothing there. Others are names if they do not exist."""
 SHELL = "shell"
 COMMAND_SECONDS, VERIFY_SECONDS = 10.0, 60.0
 """Defaults of the environment `SHELL`: the deadlines of a command and of the one that judges, in seconds."""

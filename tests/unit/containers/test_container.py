@@ -197,6 +197,29 @@ asyncio.run(hold())
     assert not list(ready.scratch.iterdir())
 
 
+def test_a_process_that_adopts_orphans_gets_none(ready: UnpackedImage) -> None:
+    """Environment processes adopt orphans. Those of ended containers would count as their processes for ever."""
+    code = f"""
+import asyncio, psutil
+from pathlib import Path
+from roll.agents.containers.bubblewrap import BubblewrapContainer
+from roll.agents.containers.container import ContainerBounds
+from roll.agents.containers.unpacked import UnpackedImage
+from roll.system.orphans import adopt_orphans
+async def use():
+    image = UnpackedImage(Path({str(ready.root)!r}), Path({str(ready.scratch)!r}), {{}}, "/repo")
+    for _ in range(3):
+        container = await BubblewrapContainer.start(image, ContainerBounds())
+        await container.run(["sh", "-c", "sleep 1000 >/dev/null 2>&1 &"], 1000.0)
+        await container.close()
+adopt_orphans()
+asyncio.run(use())
+print(len(psutil.Process().children(recursive=True)))
+"""
+    words = [sys.executable, "-c", code]
+    assert subprocess.run(words, capture_output=True, text=True, timeout=limits.PROCESS).stdout == "0\n"
+
+
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
