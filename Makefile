@@ -20,6 +20,8 @@ SITE := .venv-site/packages
 # The two halves of `make test`. One starts engines, which wait for each other and leave a core idle, and the other does not.
 PARTS := tests/unit tests/bad_input
 ENGINES := tests/engines tests/integration tests/hosts tests/gpu
+# Tests of `make test-all` that the second half runs as well: make test FULL="tests/engines/test_split.py"
+FULL :=
 
 .PHONY: demo agent-demo smollm2 pictures test test-parts test-engines test-all docs lint site release-check install
 .DEFAULT_GOAL := install
@@ -50,6 +52,7 @@ test-parts: $(ROLL)
 
 test-engines: $(ROLL)
 	.venv/bin/python -m pytest $(ENGINES) -m "not full" --durations=20
+	$(if $(FULL),.venv/bin/python -m pytest $(FULL) -m full --durations=20)
 
 test-all: $(ROLL)
 	.venv/bin/python -m pytest --hypothesis-profile=random

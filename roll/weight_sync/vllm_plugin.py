@@ -150,12 +150,12 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         """Prepare the layers to load weights in the format of checkpoints."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        names = [name for name, _ in self.model.named_parameters()]
-        self._expected = {name for name in names if not self._also_sees or name.startswith(TEXT_MODEL)}
         self._received: set[str] = set()
         self._is_abandoned = False
         self._expert_kernels = self._take_expert_kernels()
         initialize_layerwise_reload(self.model)
+        names = [name for name, _ in self.model.named_parameters()]  # now without scales, which are not sent
+        self._expected = {name for name in names if not self._also_sees or name.startswith(TEXT_MODEL)}
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one bucket. Unlike the base class, do not synchronise the device, which fails on the CPU.

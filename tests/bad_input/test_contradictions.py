@@ -404,8 +404,18 @@ CONTRADICTIONS = [
             ("logprobs_mode", "raw_logprobs", "not_supported", "sampled from", "remove it"),
             ("enable_chunked_prefill", "true", "not_supported", "on the CPU", "remove it"),
             ("speculative_config", "{method: ngram}", "not_supported", "wrong temperature", "remove it"),
+            ("quantization_config", "{linear: fp8_per_tensor}", "not_supported", "what is quantised", "remove it"),
+            ("quantization", "fp8", "misplaced", "'fp8'", f"{ENGINE}.quantization"),
         )
     ],
+    ([f"{ENGINE}.quantization=fp8"], f"{ENGINE}.quantization", "not_supported", "fp32", "to bf16"),
+    (
+        [f"{ENGINE}.quantization=fp8", "actor_infer.model_args.dtype=bf16", "behaviour_log_probs=trainer"],
+        f"{ENGINE}.quantization",
+        "contradiction",
+        "behaviour_log_probs is trainer",
+        "mismatch_correction=tis",
+    ),
     *LOSSES,
     (["use_kl_loss=true", "kl_loss_coef=0.1"], "reference", "missing", "missing", "hf_infer"),
     (["use_kl_loss=true", "actor_train.model_args.lora_target=all-linear"], "kl_loss_coef", "no_effect", "0", "0.001"),

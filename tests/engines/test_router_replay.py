@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,7 @@ from roll.backend import Rank
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
-from roll.models.load import load_causal_model
 from roll.models.packed import PackedPolicy, packed_inputs
-from roll.models.replay import RouteReplay
 from roll.models.routers import router_modules
 from roll.system.sizes import GIB
 from roll.types import Completion, Ints, Routes, Sampling
@@ -27,12 +24,12 @@ from tests.engines.generating import (
     MAX_MODEL_LEN,
     PROMPTS,
     Running,
-    engine_log_probs,
     generate_across_an_update,
     policy,
     running,
 )
 from tests.engines.interpreted_triton import interpreted_triton
+from tests.engines.replaying import compared, kl
 
 pytestmark = pytest.mark.full
 TOLERANCE = 1e-5
@@ -75,46 +72,6 @@ def routing(
         yield one
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The trainer beside the engine, over all sampled tokens."""
-
-    same_routes: float
-    """Share of tokens for which the trainer's routers choose the engine's experts in every layer."""
-    before: Tensor
-    """Log-prob of the trainer minus that of the engine, [S], without replay."""
-    after: Tensor
-    """The same with replay."""
-
-
-@torch.no_grad()
-def compared(model: Path, dtype: str, pairs: Sequence[tuple[Ints, Completion]], weights_of: PackedPolicy) -> Compared:
-    trainer = PackedPolicy(load_causal_model(str(model), ModelConfig.model_validate({"dtype": dtype})))
-    trainer.load_state_dict(weights_of.state_dict())
-    trainer.replay = RouteReplay(trainer.causal)
-    seen: list[Tensor] = []
-    for router in router_modules(trainer.causal).values():
-        router.register_forward_hook(lambda router, inputs, outputs: seen.append(outputs[2]))
-    ids = [np.concatenate([prompt, completion.token_ids]) for prompt, completion in pairs]
-    batch = concatenate(ids, [np.arange(len(one)) >= len(prompt) for one, (prompt, _) in zip(ids, pairs, strict=True)])
-    given = np.concatenate([completion.routes for _, completion in pairs if completion.routes is not None])
-    engine = torch.from_numpy(np.concatenate([engine_log_probs(completion) for _, completion in pairs]))
-    before = trainer(packed_inputs(batch, "cpu"))[0] - engine
-    own = torch.stack(seen, 1).sort(-1).values
-    seen.clear()
-    after = trainer(packed_inputs(replace(batch, routes=given), "cpu"))[0] - engine
-    known = torch.from_numpy((given >= 0).all((1, 2)))
-    assert int((~known).sum()) == len(pairs), "only the last token of each sequence may lack routes"
-    theirs = torch.from_numpy(given).long().sort(-1).values
-    assert torch.equal(torch.stack(seen, 1).sort(-1).values[known], theirs[known])
-    return Compared((own == theirs).flatten(1).all(1)[known].float().mean().item(), before, after)
-
-
-def kl(difference: Tensor) -> float:
-    """Return the k3 estimate of KL(engine, trainer) in nats per token."""
-    return (difference.double().exp() - 1 - difference.double()).mean().item()
-
-
 def sampled_pairs(one: Running) -> list[tuple[Ints, Completion]]:
     """Generate twice, so that the second time the prompts are in the engine's cache."""
     pairs = []
@@ -130,9 +87,7 @@ def sampled_pairs(one: Running) -> list[tuple[Ints, Completion]]:
 
 def check(one: Running, dtype: str, model: Path) -> None:
     found = compared(model, dtype, sampled_pairs(one), one.policy)
-    print(f"{dtype}: {found.same_routes:.4f} of the tokens have the engine's routes without replay")
-    for when, difference in (("without", found.before), ("with", found.after)):
-        print(f"{when} replay: KL {kl(difference):.3g}, largest difference {difference.abs().max():.3g}")
+    print(f"{dtype}: {found}")
     if dtype == "fp32":
         assert found.same_routes > 0.999
         assert found.after.abs().max() < TOLERANCE

@@ -50,6 +50,16 @@ CASES = (
         {"weight_sync.lora": "merged", "actor_train.training_args.learning_rate": 3e-3},
     ),
     Case("full", "step_full", "bf16", 0.02, {"actor_train.training_args.learning_rate": 5e-4}),
+    Case(
+        "full_fp8",
+        "step_full",
+        "bf16",
+        0.1,
+        {
+            "actor_infer.strategy_args.strategy_config.quantization": "fp8",
+            "actor_train.training_args.learning_rate": 5e-4,
+        },
+    ),
     Case("full_fp32", "step_full", "fp32", 1e-4, {"actor_train.training_args.learning_rate": 5e-4}),
 )
 

@@ -233,6 +233,17 @@ class ModelShape:
         return self.num_hidden_layers - (self.experts.layers if self.experts else 0)
 
     @property
+    def linear_parameters(self) -> int:
+        """Return the number of weights of the linear layers of all decoder layers, with those of all experts, but
+        without routers and the head.
+        """
+        dense = sum(self.layers_with(name) * rows * columns for name, (rows, columns) in self.linears.items())
+        if self.experts is None:
+            return dense
+        shared = 3 * self.hidden_size * self.experts.layers * self.experts.shared_size
+        return dense + self.expert_parameters + shared
+
+    @property
     def widest_mlp(self) -> int:
         """Return the largest intermediate width of a layer's MLP: a dense layer's, or the sum of a token's experts."""
         sparse = self.experts.per_token * self.experts.size + self.experts.shared_size if self.experts else 0

@@ -70,7 +70,9 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
     width, devices = 4 if role.model_args.dtype == "fp32" else 2, traits.devices_per_rank
     whole = shape.parameters
     if isinstance(traits.memory, EngineMemory):
-        weights = width * whole // devices
+        narrow = traits.memory.linear_width
+        saved = 0 if narrow is None else (width - narrow) * shape.linear_parameters
+        weights = (width * whole - saved) // devices
         if plan.on_cpu:
             return RoleMemory({"weights": weights, "kv_cache": traits.memory.cpu_cache})
         state = shape.delta.state_bytes(width, devices) if shape.delta else 0

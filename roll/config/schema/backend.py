@@ -36,6 +36,8 @@ class EngineMemory:
     """Key of `strategy_config` that sets the fraction."""
     cpu_cache: int
     """Size in bytes of the KV cache of a rank on the CPU."""
+    linear_width: int | None = None
+    """Bytes of each weight of the linear layers, if the engine quantises them."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from roll.config.derived.batch import longest_sequence
+from roll.config.derived.methods import is_corrected, ratio_source
 from roll.config.derived.model_shape import REPLAYED, ModelShape
 from roll.config.derived.placement import sends_adapter
 from roll.config.schema.pipelines import Config
@@ -33,6 +34,10 @@ def vllm_faults(
     where = f"{name}.strategy_args.strategy_config"
     yield from _sizes(engine, where, config)
     yield from engine_args_faults(engine, where, name, role)
+    if engine.quantization is not None:
+        yield from _quantised(engine.quantization, f"{where}.quantization", name, role, shape)
+        if name == "actor_infer" and isinstance(config, RlvrConfig):
+            yield from _uncorrected(engine.quantization, f"{where}.quantization", config)
     if isinstance(role, RewardModelRole) and engine.load_format == "dummy":
         problem = "'dummy' loads no weights, and this model gets none by weight sync"
         yield Fault(f"{where}.load_format", problem, "set it to auto", "not_supported")
@@ -136,6 +141,37 @@ def _adapter(engine: VllmConfig, where: str, config: RlvrConfig, shape: ModelSha
     elif shape and shape.experts and trained.lora_target == "all-linear":
         problem = "adapter, but vLLM cannot load adapters on fused experts, which lora_target all-linear creates"
         yield Fault(sync, problem, "set it to merged", "not_supported")
+
+
+def _quantised(kind: str, place: str, name: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:
+    """Yield faults of a quantised engine: vLLM has no kernels for the dtype, or the architecture was not tried."""
+    if role.model_args.dtype == "fp32":
+        problem = f"{kind}, but vLLM quantises models in bf16 or fp16 only, and {name}.model_args.dtype is fp32"
+        yield Fault(place, problem, f"set {name}.model_args.dtype to bf16", "not_supported")
+    if role.device_mapping is None and shape and shape.experts:
+        problem = f"{kind}, but on the CPU vLLM has no kernel for experts in 8 bits"
+        yield Fault(place, problem, "remove it, or use GPUs (device_mapping)", "not_supported")
+    parts = {
+        "gated-delta layers": shape and shape.delta,
+        "a vision tower": shape and shape.vision,
+        "latent attention": shape and shape.latent_attention,
+    }
+    if names := [what for what, has in parts.items() if has]:
+        problem = f"{kind}, but the model has {' and '.join(names)}, which roll quantises in no engine"
+        yield Fault(place, problem, "remove it", "not_supported")
+
+
+def _uncorrected(kind: str, place: str, config: RlvrConfig) -> Iterator[Fault]:
+    """Yield a fault if the loss would take the samples of the quantised policy for samples of the trained one."""
+    source = ratio_source(config)
+    if (source == "engine" and config.policy_loss.traits.ratio is not None) or is_corrected(config):
+        return
+    problem = (
+        f"{kind}: a token is sampled by the quantised policy, but behaviour_log_probs is {source}, without a "
+        "mismatch_correction"
+    )
+    remedy = "set behaviour_log_probs=engine, or mismatch_correction=tis"
+    yield Fault(place, problem, remedy, "contradiction")
 
 
 def _routes(engine: VllmConfig, where: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:

@@ -17,6 +17,7 @@ SET_BY_ROLL: Mapping[str, str] = {
     "seed": "the run's seed also seeds engines",
     "logprobs_mode": "losses need the log-probs of the distribution that was sampled from",
     "generation_config": "generating_args alone set the sampling",
+    "quantization_config": "quantization decides what is quantised",
     "weight_transfer_config": "weights arrive by roll's own transfer",
     "enable_return_routed_experts": "router_replay asks for the routes of tokens",
     "enable_lora": "weight_sync.lora decides whether an engine gets adapters",

@@ -77,6 +77,11 @@ class VllmConfig(BackendConfig):
         description="How the engine loads its initial weights. `dummy` skips this; the first weight sync then sets "
         "them.",
     )
+    quantization: Literal["fp8"] | None = Field(
+        None,
+        description="`fp8`: linear layers multiply in 8 bits, weights with a scale for each output, activations with "
+        "one for each token. Routers, embeddings and the head keep `dtype`. Each weight sync quantises anew.",
+    )
     disable_custom_all_reduce: bool = Field(
         False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."
     )
@@ -171,7 +176,10 @@ class VllmStrategyConfig(StrategyConfig):
             most_requests=engine.max_num_seqs,
             context=engine.max_model_len,
             memory=EngineMemory(
-                engine.gpu_memory_utilization, "gpu_memory_utilization", cpu_cache=int(engine.kv_cache_gib * GIB)
+                engine.gpu_memory_utilization,
+                "gpu_memory_utilization",
+                cpu_cache=int(engine.kv_cache_gib * GIB),
+                linear_width=None if engine.quantization is None else 1,
             ),
         )
 

@@ -63,6 +63,16 @@ from roll.weight_sync.routes import BACKEND, Rendezvous, Route, Transport
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
+QUANTIZATION: dict[str, dict[str, Any]] = {
+    "fp8": {
+        "quantization": "fp8_per_channel",
+        "quantization_config": {"ignore": ["*.gate", "*.shared_expert_gate"]},
+    }
+}
+"""Arguments of `AsyncEngineArgs` by `quantization`. vLLM quantises no embedding and no head. The ignored layers are
+routers.
+"""
+
 
 def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -> dict[str, Any]:
     """Return the arguments of `AsyncEngineArgs`, without the user's `engine_args`."""
@@ -82,6 +92,8 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
         "disable_custom_all_reduce": block.disable_custom_all_reduce,
         "disable_log_stats": True,
     }
+    if block.quantization is not None:
+        arguments |= QUANTIZATION[block.quantization]
     block_size = block.cpu_block_size if device == "cpu" else block.block_size
     if block_size is not None:
         arguments["block_size"] = block_size

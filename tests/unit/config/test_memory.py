@@ -213,6 +213,16 @@ def test_an_engine_and_a_reference(shape: ModelShape) -> None:
     assert 14 < 2 * PUBLISHED_QWEN_7B / GIB < 15
 
 
+def test_a_quantised_engine_keeps_a_byte_a_weight(shape: ModelShape) -> None:
+    block = {"strategy_name": "vllm", "strategy_config": {"quantization": "fp8"}}
+    infer = ActorInferConfig.model_validate({"strategy_args": block, "device_mapping": (0,)})
+    hidden, inner, vocabulary, layers = 3584, 18944, 152064, 28
+    linear = layers * (2 * hidden * hidden + 2 * hidden * 512 + 3 * hidden * inner)
+    rest = 2 * vocabulary * hidden + layers * (hidden + 2 * 512 + 2 * hidden) + hidden
+    memory = estimate(place("actor_infer", infer, 6144), infer, shape, 6144)
+    assert memory.device["weights"] == linear + 2 * rest
+
+
 def test_every_kind_of_72b_by_hand() -> None:
     """The figures of Qwen2.5-72B in docs/clusters.md: 32 ranks of ZeRO-3, sequences of 6144 tokens, all layers
     recomputed.
