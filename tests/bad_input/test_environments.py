@@ -15,7 +15,7 @@ WORLD = "+environments={calculator: {rows: 10}}"
 NO_ROWS = "+environments={calculator: {max_turns: 2}}"
 AGENT, MCP = "+environments.calculator.agent", "environments.calculator.mcp"
 TAG = "environments.calculator.tag_included=[sums]"
-SHELL = "+environments={sums: {environment: shell, image: ./image, step_timeout: 90, max_turns: 30}}"
+SHELL = "+environments={sums: {environment: shell, image: tasks, step_timeout: 90, max_turns: 30}}"
 CASES = [
     (["~rewards"], "rewards", "missing", "missing", "each domain"),
     (["~actor_train.data_args"], "actor_train.data_args", "missing", "missing", "with the data file"),
@@ -133,6 +133,10 @@ CASES = [
     (
         ["+environments={sums: {environment: shell, image: ./image}}"],
         *("environments.sums.step_timeout", "too_small", "10 s", "command_seconds"),
+    ),
+    (
+        [SHELL, "environments.sums.image=./nowhere"],
+        *("environments.sums.image", "not_found", "./nowhere", "make the image"),
     ),
     (
         [SHELL, "+environments.sums.container={memory_gib: 9}"],
