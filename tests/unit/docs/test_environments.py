@@ -34,7 +34,7 @@ def sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Envir
     for block in blocks(PAGE):
         if (file := block.option("file")) is not None:
             (tmp_path / file).write_text(block.text, encoding="utf-8")
-        else:
+        elif block.info.startswith("yaml"):
             found |= yaml.safe_load(block.text)["environments"]
     return {name: EnvironmentConfig.model_validate_json(json.dumps(keys)) for name, keys in found.items()}
 
