@@ -10,8 +10,8 @@ happens. There are three kinds of bugs: a wrong operator, a name that is not def
 call the repaired function with other numbers, in a process whose output they compare, so that a module that exits with
 status 0 does not pass.
 
-In the conversations the agent looks at the test in most cases, and then repairs at random: each of the three kinds is
-as likely, and so is each operator or name. Reinforcement learning teaches it to look first, and what the output means.
+In the conversations the agent looks at the test in most cases, and then nearly always repairs at random: any kind of
+bug, with any operator or name. Reinforcement learning teaches it to look first, and what the output means.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ from typing import Any, NamedTuple
 OPERATORS = {"add": "+", "sub": "-", "mul": "*", "mod": "%"}
 LETTERS = "cghkpqvwxyz"
 """Names of parameters: letters that no other word of the line has, so that `sed` finds them."""
-KINDS = ("operator", "operator", "name", "colon")
-"""Kinds of bugs, with their shares."""
+KINDS = (*["operator"] * 5, "name", "colon")
+"""Kinds of bugs, with their shares. Few have a repair that is right for all of their kind, because a policy that always
+writes that one learns nothing else.
+"""
+GUESSES = ("operator", "operator", "name", "colon")
+"""Kinds of repairs at random, with their shares."""
+SENSIBLE = 0.05
+"""Share of right repairs in the conversations, beside those that are right by chance."""
 TRAIN, HELD_OUT, CONVERSATIONS = 400, 64, 6000
 LOOKS = 0.9
 """Share of the conversations that begin with the test."""
@@ -122,8 +128,12 @@ def row(one: Repository) -> dict[str, Any]:
 
 
 def guess(one: Repository, draw: random.Random) -> str:
-    """Return a repair at random: of any kind, with the operator of the line or a letter of it, and any other."""
-    kind = draw.choice(("operator", "name", "colon"))
+    """Return a repair, SENSIBLE of them the right one. The others are of any kind, with the operator of the line or a
+    letter of it, and any other.
+    """
+    if draw.random() < SENSIBLE:
+        return one.repair
+    kind = draw.choice(GUESSES)
     present = next(operator for operator in OPERATORS.values() if operator in one.line)
     letters = sorted({one.first, one.second, one.line[-1]})
     if kind == "operator":
