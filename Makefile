@@ -1,6 +1,7 @@
 # make install      install into .venv (default)
 # make demo         install, then train a tiny model end to end on the CPU
 # make agent-demo   install, then train a tiny agent with a tool on the CPU
+# make picture-demo install, then train a tiny model that sees pictures on the CPU
 # make smollm2      install, then fetch a real small model and train it on sums for a few steps on the CPU
 # make pictures     run the demo, then draw the README's pictures of it
 # make test         install, then run the tests of every part, in two halves side by side: test-parts and test-engines
@@ -23,7 +24,7 @@ ENGINES := tests/engines tests/integration tests/hosts tests/gpu
 # Tests of `make test-all` that the second half runs as well: make test FULL="tests/engines/test_split.py"
 FULL :=
 
-.PHONY: demo agent-demo smollm2 pictures test test-parts test-engines test-all docs lint site release-check install
+.PHONY: demo agent-demo picture-demo smollm2 pictures test test-parts test-engines test-all docs lint site release-check install
 .DEFAULT_GOAL := install
 
 install: $(ROLL)
@@ -33,6 +34,9 @@ demo: $(ROLL)
 
 agent-demo: $(ROLL)
 	@.venv/bin/python examples/tiny/demo.py --agent
+
+picture-demo: $(ROLL)
+	@.venv/bin/python examples/tiny/demo.py --pictures
 
 smollm2: $(ROLL) $(TASKS)
 	@.venv/bin/python -m roll.models.fetch smollm2-135m

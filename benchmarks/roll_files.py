@@ -1,10 +1,10 @@
-"""Plans the text files of a ROLL checkout as they are, with `dry_run=true`, in this process.
+"""Plans the text files of a ROLL checkout as they are, with `dry_run=true`, in this process; or those about pictures.
 
-    python benchmarks/roll_files.py FOLDER [--at-least 50] [--faults]
+    python benchmarks/roll_files.py FOLDER [--pictures] [--at-least 50] [--faults]
 
 FOLDER is a checkout of ROLL v0.2.1. Printed for each file: its status (0 planned, 2 refused), the number of warnings
-and the first fault; with `--faults` all of them. Files for images, video and diffusion models are left out. The status
-is 1 if fewer files than `--at-least` are planned.
+and the first fault; with `--faults` all of them. `--pictures` plans the files for images, video and diffusion models
+instead of the others. The status is 1 if fewer files than `--at-least` are planned.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--at-least", type=int, default=0)
     parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--pictures", action="store_true")
     options = parser.parse_args(argv)
-    outcomes = list(planned(options.folder.resolve() / "examples"))
+    outcomes = list(planned(options.folder.resolve() / "examples", options.pictures))
     for one in outcomes:
         shown = one.faults if options.faults else one.faults[:1]
         said = [f"{fault.place}: {fault.problem} -> {fault.remedy}" for fault in shown]
@@ -57,16 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(count < options.at_least)
 
 
-def text_files(examples: Path) -> list[Path]:
-    """Return the experiments below a folder of examples that are about text, without the presets."""
+def experiments(examples: Path, pictures: bool) -> list[Path]:
+    """Return the experiments below a folder of examples that are about text, or the others, without the presets."""
     files = (file for file in sorted(examples.glob("*/*.yaml")) if file.parent.name != PRESETS)
-    return [file for file in files if not any(part in f"{file.parent.name}/{file.name}" for part in PICTURES)]
+    return [file for file in files if pictures == any(part in f"{file.parent.name}/{file.name}" for part in PICTURES)]
 
 
-def planned(examples: Path) -> Iterator[Outcome]:
+def planned(examples: Path, pictures: bool) -> Iterator[Outcome]:
     """Yield the outcome of each file. An empty folder is the working directory, so that no module of ROLL is found."""
     with tempfile.TemporaryDirectory(prefix="roll-files-") as folder, contextlib.chdir(folder):
-        for file in text_files(examples):
+        for file in experiments(examples, pictures):
             yield outcome(file, file.relative_to(examples).as_posix())
 
 

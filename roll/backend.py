@@ -126,6 +126,10 @@ class TrainStrategy(Protocol):
         """Return log-probs [T] of each micro-batch, 0 outside the mask. `adapter=False` disables the LoRA adapter."""
         ...
 
+    def averaged_log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
+        """Return log-probs as `log_probs` does, under the moving average of the weights that the settings ask for."""
+        ...
+
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
         """Return a critic's values [T] of each micro-batch: the expected return before a token; 0 outside the mask."""
         ...

@@ -57,6 +57,8 @@ class RoleModel:
     """Whether other roles use the role's devices while it does not work."""
     replays_routes: bool = False
     """Whether the engine returns the routes of its tokens, and the trainer replays them (`router_replay`)."""
+    average_rate: float | None = None
+    """Share of the newest weights in a moving average, which a self-teacher uses. None: no average is kept."""
 
 
 class TrainBackend(Protocol):

@@ -118,6 +118,13 @@ class Pictures:
         """Return the index in `values` of each picture's first row, [K]."""
         return np.cumsum(self.rows) - self.rows if self.shared is None else self.shared
 
+    def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first of each D pictures with rows of their own, [D], in the order of their rows, and for each
+        picture which of these it is, [K].
+        """
+        _, firsts, which = np.unique(self.begins, return_index=True, return_inverse=True)
+        return firsts, which
+
 
 @dataclass(frozen=True)
 class AskedPictures:

@@ -1,10 +1,11 @@
 """The demo: makes a tiny model and its data, then trains it with a supervised warm-up and RLVR. Run it in the root of
 the checkout.
 
-    python examples/tiny/demo.py [--agent]
+    python examples/tiny/demo.py [--agent | --pictures]
 
-With --agent it trains an agent instead, on conversations and on episodes of several turns with a tool. Finished steps
-are skipped, and an interrupted run resumes from its last checkpoint. Remove `output/` to start from scratch.
+With --agent it trains an agent instead, on conversations and on episodes of several turns with a tool; with --pictures
+a model that sees, which learns to name the shape in a picture. Finished steps are skipped, and an interrupted run
+resumes from its last checkpoint. Remove `output/` to start from scratch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ MODEL, PROBLEMS = Path("output/tiny/model"), Path("output/tiny/problems")
 WARM_UP, RLVR = HERE / "tiny_warm_up.yaml", HERE / "tiny_rlvr_lora_zero3.yaml"
 AGENT_MODEL, CONVERSATIONS = Path("output/tiny/agent-model"), Path("output/tiny/conversations")
 AGENT_WARM_UP, AGENT = HERE / "tiny_agent_warm_up.yaml", HERE / "tiny_agent.yaml"
+SEEING_MODEL, SHAPES = Path("output/tiny/seeing"), Path("output/tiny/shapes")
+SEEING_WARM_UP, SEEING = HERE / "tiny_pictures.yaml", HERE / "tiny_rlvr_pictures.yaml"
 ACCURACY = "val/heldout/pass@1"
 
 
@@ -41,11 +44,15 @@ class Step:
     """Whether the result of the command already exists."""
 
 
-def main(agent: bool = False) -> int:
+def main(made: Callable[[], list[Step]] | None = None, trained: Path = RLVR) -> int:
     """Run the steps that are not done yet, and print the results. Return 0, or the exit status of the step that
     failed.
+
+    Args:
+        made: returns the steps, by default those of `steps`.
+        trained: the experiment whose results are printed.
     """
-    for step in agent_steps() if agent else steps():
+    for step in (made or steps)():
         if step.done:
             print(f"== {step.title}: already done", flush=True)
             continue
@@ -54,7 +61,7 @@ def main(agent: bool = False) -> int:
         if status := run(step.arguments):
             return status
         print(f"== {step.title}: {time.monotonic() - started:.0f} s", flush=True)
-    print(summary(run_folder(AGENT if agent else RLVR)))
+    print(summary(run_folder(trained)))
     return 0
 
 
@@ -76,6 +83,17 @@ def agent_steps() -> list[Step]:
         Step("conversations with a calculator", (make_conversations, str(CONVERSATIONS)), CONVERSATIONS.exists()),
         Step("warm-up: supervised fine-tuning", pipeline(AGENT_WARM_UP), finished(AGENT_WARM_UP)),
         Step("RLVR: episodes with a tool, GRPO with ZeRO-2 and vLLM", pipeline(AGENT), finished(AGENT)),
+    ]
+
+
+def seeing_steps() -> list[Step]:
+    """Return the steps of the demo in which the policy sees pictures."""
+    make_model, make_shapes = str(HERE / "make_seeing_model.py"), str(HERE / "make_shapes.py")
+    return [
+        Step("a model of random weights that sees", (make_model, str(SEEING_MODEL)), SEEING_MODEL.exists()),
+        Step("pictures of shapes", (make_shapes, str(SHAPES)), SHAPES.exists()),
+        Step("warm-up: supervised fine-tuning", pipeline(SEEING_WARM_UP), finished(SEEING_WARM_UP)),
+        Step("RLVR: GRPO with pictures, ZeRO-2 and transformers", pipeline(SEEING), finished(SEEING)),
     ]
 
 
@@ -160,5 +178,9 @@ def summary(folder: Path) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agent", action="store_true", help="train an agent whose environment is a calculator")
-    sys.exit(main(parser.parse_args().agent))
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--agent", action="store_true", help="train an agent whose environment is a calculator")
+    kinds.add_argument("--pictures", action="store_true", help="train a model that sees pictures")
+    options = parser.parse_args()
+    made, trained = (seeing_steps, SEEING) if options.pictures else (agent_steps, AGENT)
+    sys.exit(main(made, trained) if options.agent or options.pictures else main())

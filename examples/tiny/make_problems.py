@@ -2,7 +2,8 @@
 
     python examples/tiny/make_problems.py FOLDER [--seed 0]
 
-writes FOLDER/train.jsonl and FOLDER/heldout.jsonl, which have no problem in common.
+writes FOLDER/train.jsonl and FOLDER/heldout.jsonl, which have no problem in common, and FOLDER/hinted.jsonl: the
+problems of train.jsonl after their answer, `22>7+4+9+2=`, from which a model learns to read hints.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def problem(digits: str) -> dict[str, str]:
     }
 
 
+def hinted(row: dict[str, str]) -> dict[str, str]:
+    """Return the row of a problem whose prompt begins with its answer."""
+    return {**row, "prompt": f"{row['response']}>{row['prompt']}"}
+
+
 def draw_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return (TRAIN rows, HELDOUT rows), drawn without replacement from all 10,000 problems."""
     drawn = random.Random(seed).sample(range(10**DIGITS), TRAIN + HELDOUT)
@@ -44,13 +50,14 @@ def draw_problems(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]
 
 
 def write_problems(folder: Path, seed: int) -> None:
-    """Write both files into a new folder, which replaces `folder` once it is complete."""
+    """Write the files into a new folder, which replaces `folder` once it is complete."""
     train, heldout = draw_problems(seed)
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_jsonl(partial / "train.jsonl", train)
     _write_jsonl(partial / "heldout.jsonl", heldout)
+    _write_jsonl(partial / "hinted.jsonl", map(hinted, train))
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(partial, folder)
 
@@ -65,4 +72,4 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     write_problems(given.folder, given.seed)
-    print(f"{given.folder}: train.jsonl with {TRAIN:,} problems, heldout.jsonl with {HELDOUT:,}")
+    print(f"{given.folder}: train.jsonl and hinted.jsonl with {TRAIN:,} problems, heldout.jsonl with {HELDOUT:,}")

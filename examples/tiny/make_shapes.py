@@ -1,6 +1,6 @@
 """Writes rows with pictures: a coloured shape on grey, and the answer which one it is.
 
-    python examples/tiny/make_shapes.py FOLDER [--rows 1600] [--seed 0]
+    python examples/tiny/make_shapes.py FOLDER [--rows 1600] [--held-out 64] [--seed 0]
 
 writes FOLDER/train.jsonl for SFT, the same rows for RLVR without the answer in the messages (FOLDER/questions.jsonl),
 those of some more pictures (FOLDER/heldout.jsonl), and FOLDER/pictures. Every colour and every shape is as likely as
@@ -26,7 +26,7 @@ GREY = (110, 110, 110)
 SIDES = (32, 40, 48)
 """Sides of the pictures in pixels."""
 HELD_OUT = 64
-"""Number of pictures in addition to those of the rows for training."""
+"""Number of pictures in addition to those of the rows for training, by default."""
 
 
 def drawn(colour: str, shape: str, draw: random.Random) -> Image.Image:
@@ -58,14 +58,14 @@ def question(row: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [asked], "ground_truth": answer["content"]}
 
 
-def write_shapes(folder: Path, rows: int, seed: int) -> None:
+def write_shapes(folder: Path, rows: int, seed: int, held_out: int = HELD_OUT) -> None:
     """Write the rows and their pictures into a new folder, which replaces `folder` once it is complete."""
     draw = random.Random(seed)
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "pictures").mkdir(parents=True)
     made = []
-    for number in range(rows + HELD_OUT):
+    for number in range(rows + held_out):
         colour, shape = draw.choice(list(COLOURS)), draw.choice(SHAPES)
         drawn(colour, shape, draw).save(partial / "pictures" / f"{number}.png")
         made.append(row(f"{colour} {shape}", f"pictures/{number}.png"))
@@ -80,6 +80,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=1600)
+    parser.add_argument("--held-out", type=int, default=HELD_OUT)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    write_shapes(given.folder, given.rows, given.seed)
+    write_shapes(given.folder, given.rows, given.seed, given.held_out)

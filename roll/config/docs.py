@@ -227,7 +227,7 @@ def _keys_of_roll_in_prose() -> list[str]:
     variables = ", ".join(f"`{name}`" for name in VARIABLES)
     rows = {f"`{place}`": text for place, text in READ_SPECIALLY.items()} | {
         "`rewards.*.worker_cls`": f"read as `reward` by the class's name: {classes}; any other also needs `reward`",
-        "workers, templates and keys of images, video and diffusion models": "refused by name, before any other check",
+        "workers and keys of images, video and diffusion models": "refused by name, before any other check",
         f"`<role>.strategy_args.strategy_name`: {strategies}": f"in a file with {ENOUGH} or more keys of ROLL read "
         "as `deepspeed_train`, `deepspeed_infer`, `hf_infer` or `vllm`, see [from ROLL](moving/from_roll.md#files); "
         "otherwise refused by name, as are keys of Megatron in `strategy_config`",

@@ -10,9 +10,13 @@ from roll.errors import ConfigError, Fault
 
 PACKAGE = Path(__file__).resolve().parent.parent
 REWARDS: Mapping[str, bool] = {
+    "anls": False,
     "code_sandbox": False,
+    "counting": False,
     "crossthinkqa": False,
+    "detection": False,
     "exact_match": False,
+    "grounding": False,
     "ifeval": False,
     "last_number": False,
     "length_penalty": False,
@@ -21,6 +25,7 @@ REWARDS: Mapping[str, bool] = {
     "multiple_choice": False,
     "no_reward": False,
     "reasoning_gym": False,
+    "relaxed_accuracy": False,
     "repetition_penalty": False,
     "right_prefix": True,
 }

@@ -62,20 +62,27 @@ def concatenate_pictures(shown: Sequence[Pictures | None]) -> Pictures:
 
 
 def select_pictures(shown: Pictures, chosen: NDArray[np.int64]) -> Pictures | None:
-    """Return the pictures of the chosen sequences, in the order of `chosen`, each with rows of its own; None if they
-    show none.
+    """Return the pictures of the chosen sequences, in the order of `chosen`; None if they show none.
+
+    Sequences that share rows still do, and only rows of chosen sequences are left.
     """
     firsts = np.cumsum(shown.counts) - shown.counts
     pictures = [np.arange(firsts[index], firsts[index] + shown.counts[index]) for index in chosen]
     which = np.concatenate([np.empty(0, np.int64), *pictures])
     if not len(which):
         return None
-    begins, ends = shown.begins[which], (shown.begins + shown.rows)[which]
+    chosen_begins = shown.begins[which]
+    begins, firsts, copies = np.unique(chosen_begins, return_index=True, return_inverse=True)
+    rows = shown.rows[which[firsts]]
+    if len(begins) == len(which):  # each picture has rows of its own, in the order of the sequences
+        begins, rows, copies = chosen_begins, shown.rows[which], None
+    ends = begins + rows
     if (begins[1:] == ends[:-1]).all():  # adjacent pictures need no copy
         values = shown.values[begins[0] : ends[-1]]
     else:
         values = np.concatenate([shown.values[begin:end] for begin, end in zip(begins, ends, strict=True)])
-    return Pictures(values, shown.rows[which], shown.grids[which], shown.starts[which], shown.counts[chosen])
+    shared = None if copies is None else (np.cumsum(rows) - rows)[copies]
+    return Pictures(values, shown.rows[which], shown.grids[which], shown.starts[which], shown.counts[chosen], shared)
 
 
 def token_positions(offsets: np.ndarray, indices: Sequence[int]) -> np.ndarray:

@@ -23,6 +23,8 @@ PLACES = ("image", "image_url", "url", "path", "base64", "bytes")
 """Keys of a part, or of an object of a column, that say where the picture is."""
 LABEL = "<image>"
 """What the texts of other frameworks' rows have where a picture of the column belongs."""
+SIZES = "picture_sizes"
+"""Column with the width and height, in pixels, of each picture of a row as the model sees it."""
 REMEDY = "give a path, a data: URL, or an object with `path` or `bytes` (base64)"
 
 

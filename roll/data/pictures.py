@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.utils.hub import cached_file
 
 from roll.config.derived.model_shape import TILED, sees_pictures
@@ -140,6 +141,9 @@ class StoredPicture:
     digest: int
     tokens: int
     """Number of its placeholder tokens."""
+    width: int
+    """Width in pixels as the model sees it; see `Sight.size`."""
+    height: int
 
 
 @dataclass(frozen=True)
@@ -165,10 +169,11 @@ class Sight:
     def checked(self, reference: PictureReference, folder: Path) -> tuple[StoredPicture, str]:
         """Return a picture to store, and the text in which its placeholders stand. Raises PictureFault."""
         data, stamp = read_bytes(reference, folder)
-        text = self.expansion(decoded(data))
+        picture = decoded(data)
+        text, size = self.expansion(picture), self.size(picture)
         path = str((folder / Path(reference.path).expanduser()).absolute()) if reference.path else ""
         tokens = text.count(self.token)
-        return StoredPicture(path, stamp, b"" if path else data, digest_of(data), tokens), text
+        return StoredPicture(path, stamp, b"" if path else data, digest_of(data), tokens, *size), text
 
     def expansion(self, picture: Image.Image) -> str:
         """Return the text that takes the place of a picture's token. Raises PictureFault if the processor refuses it.
@@ -187,6 +192,18 @@ class Sight:
             problem = f"has {size} pixels, which the model's image processor refuses: {error}"
             raise PictureFault(problem, "give a picture of another shape", "not_supported") from error
         return _tiled(seen["rows"][0][0], seen["cols"][0][0], self.token * self.tile_tokens)
+
+    def size(self, picture: Image.Image) -> tuple[int, int]:
+        """Return the width and height in pixels to which the processor resizes a picture that it accepts.
+
+        For models that see tiles: those of the picture itself.
+        """
+        if self.model_type in TILED:
+            return picture.size
+        factor, bounds = self.processor.patch_size * self.processor.merge_size, self.processor.size
+        least, most = bounds["shortest_edge"], bounds["longest_edge"]
+        height, width = smart_resize(picture.height, picture.width, factor, min_pixels=least, max_pixels=most)
+        return width, height
 
     def pixels(self, pictures: Sequence[Image.Image]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return `values`, `rows` and `grids` of pictures; see `Pictures`."""

@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
 from roll.data.native import added_tokens
-from roll.data.picture_parts import PictureFault, PictureReference
+from roll.data.picture_parts import SIZES, PictureFault, PictureReference
 from roll.data.pictures import Sight, StoredPicture, digest_of, expanded, stamp_of
 from roll.data.routes import DOMAIN
 from roll.data.rows import COLUMNS, RowFault, without_pictures
@@ -39,7 +39,7 @@ from roll.errors import DataError, Fault, RollError
 from roll.system.orphans import forks_die_too
 from roll.system.own_folder import LockHeld, holding_lock
 
-FORMAT = "16"
+FORMAT = "17"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 REPORTED_ROWS = 20
 """Largest number of faulty rows that an error names."""
@@ -86,6 +86,8 @@ PREPARED = datasets.Features(
                 "data": datasets.Value("large_binary"),
                 "digest": datasets.Value("int64"),
                 "tokens": datasets.Value("int32"),
+                "width": datasets.Value("int32"),
+                "height": datasets.Value("int32"),
             }
         ),
         "text": datasets.Value("large_string"),
@@ -100,7 +102,8 @@ PREPARED = datasets.Features(
 )
 """Columns of a prepared table:
 
-- `row`: the row as JSON text. One that shows pictures is without their bytes, or empty if it is not for RL.
+- `row`: the row as JSON text. One that shows pictures is without their bytes and has their sizes in the column
+  `picture_sizes`, or is empty if it is not for RL.
 - `digest`: the XXH3 hash of the row, and of the files of its pictures.
 - `token_ids`: the tokens of the prompt, the response and the rejected response, concatenated.
 - `asked_ids`: the tokens of a prompt for RL that shows pictures, with a single placeholder for each; else empty.
@@ -191,7 +194,10 @@ class Preparation:
     def _kept_row(self, record: Mapping[str, Any], row: str) -> str:
         if not record["pictures"]:
             return row
-        return json.dumps(without_pictures(json.loads(row), self.data_args), ensure_ascii=False) if self.asks else ""
+        if not self.asks:
+            return ""
+        sizes = [[one["width"], one["height"]] for one in record["pictures"]]
+        return json.dumps({SIZES: sizes, **without_pictures(json.loads(row), self.data_args)}, ensure_ascii=False)
 
     def _record(self, row_text: str, problem: str, file: int) -> dict[str, Any]:
         record: dict[str, Any] = {"text": "", "response": "", "rejected": "", "value": 0.0, "pieces": (), "remarks": []}
@@ -278,13 +284,18 @@ class Preparation:
         return found
 
     def _all_tokens(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
-        if not any(texts):
-            return [[] for _ in texts]
-        # verbose=False: lengths are checked afterwards, against the run's own limits.
-        token_ids: Any = self.tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
-        if special_tokens and (ending := len(added_tokens(self.tokenizer)[1])):
-            token_ids = [ids[:-ending] for ids in token_ids]
-        return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
+        return all_tokens(self.tokenizer, texts, special_tokens)
+
+
+def all_tokens(tokenizer: PreTrainedTokenizerBase, texts: list[str], special_tokens: bool) -> list[list[int]]:
+    """Return the tokens of each text; with `special_tokens`, after those that the tokenizer writes before a text."""
+    if not any(texts):
+        return [[] for _ in texts]
+    # verbose=False: lengths are checked afterwards, against the run's own limits.
+    token_ids: Any = tokenizer(texts, add_special_tokens=special_tokens, verbose=False)["input_ids"]
+    if special_tokens and (ending := len(added_tokens(tokenizer)[1])):
+        token_ids = [ids[:-ending] for ids in token_ids]
+    return [ids if text else [] for ids, text in zip(token_ids, texts, strict=True)]
 
 
 def with_placeholders(texts: Texts, sight: Sight, folder: Path) -> tuple[list[StoredPicture], Texts]:

@@ -29,7 +29,7 @@ from roll.config.plan.memory import head_tokens
 from roll.models.logits import AS_THEY_ARE, FinalLogits
 from roll.models.memory_guard import FEWER_TOKENS, readable_memory_errors
 from roll.models.offload import Offload, tensors_in
-from roll.models.pictures import PictureTower, ShownPictures, positions, sees
+from roll.models.pictures import PictureTower, ShownPictures, positions, sees, shown_pictures, to_device
 from roll.models.replay import RouteReplay
 from roll.models.sequence_parallel import BY_LENGTH, SequenceGroup, TokenShare, gather_values
 from roll.types import Floats, Sequences
@@ -98,9 +98,7 @@ def packed_inputs(
         teacher_states=None if teacher_states is None else to_device(teacher_states, device),
         routes=None if sequences.routes is None else to_device(sequences.routes, device),
         share=share,
-        shown=None
-        if pictures is None
-        else ShownPictures(to_device(pictures.values, device), to_device(pictures.grids, device)),
+        shown=None if pictures is None else shown_pictures(pictures, device),
     )
 
 
@@ -115,12 +113,6 @@ def filled_up(sequences: Sequences, multiple: int) -> Sequences:
     return Sequences(
         np.pad(sequences.token_ids, (0, missing)), offsets, np.pad(sequences.response_mask, (0, missing)), routes
     )
-
-
-def to_device(values: np.ndarray, device: str) -> Tensor:
-    """Copy an array to the device. Copies to CUDA use pinned memory, so that the host does not wait."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
 
 
 def scored_only(field: Floats, sequences: Sequences, device: str) -> Tensor:

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from roll.config.derived.model_shape import TILED, sees_pictures
 from roll.config.schema.model import FrozenVision
 from roll.errors import ConfigError, Fault
-from roll.types import Sequences
+from roll.types import Pictures, Sequences
 
 TOWERS = ("visual", "vision_model")
 """Names of the vision tower within the base model of transformers."""
@@ -38,7 +38,26 @@ class ShownPictures:
     values: Tensor
     """fp32 [R, D], see `types.Pictures`."""
     grids: Tensor
-    """int64 [K, 2], height and width of each picture in placeholder tokens; 0 for models that see tiles."""
+    """int64 [D, 2], height and width of each distinct picture in placeholder tokens; 0 for models that see tiles."""
+    copies: tuple[int, ...] = ()
+    """Which of the distinct pictures each of the K pictures is. Empty: each is its own, K = D."""
+    rows: tuple[int, ...] = ()
+    """Number of rows in `values` of each distinct picture, if there are copies."""
+
+
+def shown_pictures(shown: Pictures, device: str) -> ShownPictures:
+    """Return the pictures of a micro-batch on `device`, one copy of those that several sequences show."""
+    firsts, which = shown.distinct()
+    grids = to_device(shown.grids[firsts], device)
+    is_copied = len(firsts) < len(which) or (np.diff(which) < 0).any()
+    copies = (tuple(which.tolist()), tuple(shown.rows[firsts].tolist())) if is_copied else ((), ())
+    return ShownPictures(to_device(shown.values, device), grids, *copies)
+
+
+def to_device(values: np.ndarray, device: str) -> Tensor:
+    """Copy an array to the device. Copies to CUDA use pinned memory, so that the host does not wait."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
 
 
 def sees(config: PreTrainedConfig) -> bool:
@@ -111,6 +130,20 @@ def positions(sequences: Sequences) -> NDArray[np.int64]:
     return found
 
 
+def with_copies(features: Any, shown: ShownPictures) -> Any:
+    """Return the tower's output for each picture, given that for the distinct ones. Their gradients add up."""
+    if not shown.copies:
+        return features
+    pooled = features.pooler_output
+    tiles = isinstance(pooled, Tensor)  # [tiles, tokens of a tile, H]; else a part [tokens, H] for each picture
+    parts = torch.split(pooled, list(shown.rows)) if tiles else pooled
+    copied = [parts[picture] for picture in shown.copies]
+    features.pooler_output = torch.cat(copied) if tiles else copied
+    if (deep := getattr(features, "deepstack_features", None)) is not None:
+        features.deepstack_features = [[layer[picture] for picture in shown.copies] for layer in deep]
+    return features
+
+
 class PictureTower:
     """Runs the vision tower of a model. It is no module, so that it does not hold the model's parameters twice."""
 
@@ -128,7 +161,7 @@ class PictureTower:
         """
         features = self.features(shown or self._nothing(device))
         if shown is not None:
-            return {"mm_encoder_outputs": {"image": features}}, None
+            return {"mm_encoder_outputs": {"image": with_copies(features, shown)}}, None
         pooled = features.pooler_output
         parts = [*(pooled if isinstance(pooled, tuple) else [pooled])]
         parts += [part for layer in getattr(features, "deepstack_features", None) or () for part in layer]

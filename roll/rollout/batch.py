@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from roll.algorithms.advantages import EpisodeTurns, Normalisation, Scores, advantages, value_targets
 from roll.algorithms.kl import adapted_coefficient, token_kl
 from roll.algorithms.moments import EPSILON, RunningMoments
+from roll.algorithms.self_distillation import TokenGains, blended
 from roll.algorithms.shaping import (
     Overlong,
     balanced,
@@ -286,6 +287,8 @@ class Credit:
     """Whether long responses get a smaller weight in the loss."""
     estimator_args: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the estimator, other than the normalisation."""
+    teacher_weight: float = 0.0
+    """Weight of a self-teacher's gains; the estimator's advantages get the rest."""
 
 
 @dataclass(frozen=True)
@@ -314,6 +317,7 @@ class CreditAssignment:
         ref_log_probs: Floats | None,
         proximal_log_probs: Floats | None = None,
         values: Floats | None = None,
+        taught: TokenGains | None = None,
     ) -> tuple[TrainBatch, Metrics]:
         """Return the step's batch and its metrics.
 
@@ -322,9 +326,10 @@ class CreditAssignment:
             proximal_log_probs: [T], log-probs of the trainer's policy before the step's first update; None if they were
                 not computed.
             values: [T], values of the critic before its first update of the step; None without a critic.
+            taught: what the self-teacher says about the tokens. None without one.
         """
         batch, self._state, metrics = train_batch(
-            step, ref_log_probs, proximal_log_probs, self._credit, self._state, values
+            step, ref_log_probs, proximal_log_probs, self._credit, self._state, values, taught
         )
         return batch, metrics
 
@@ -345,6 +350,7 @@ def train_batch(
     credit: Credit,
     state: CreditState,
     values: Floats | None = None,
+    taught: TokenGains | None = None,
 ) -> tuple[TrainBatch, CreditState, Metrics]:
     """Return the step's batch with advantages, the state for the next step, and metrics.
 
@@ -375,6 +381,9 @@ def train_batch(
     if step.turns is not None:
         metrics["response/turns_mean"] = len(step.turns.rewards) / len(step.rewards)
     estimated = advantages(credit.estimator, scores, credit.normalisation, credit.estimator_args)
+    if taught is not None:
+        estimated = blended(estimated, taught, credit.teacher_weight)
+        metrics |= taught.metrics
     metrics["advantage/zero_fraction"] = 1.0 - float(_with_any(step, mask & (np.abs(estimated) > EPSILON)).mean())
     returns = None if values is None else value_targets(scores, credit.normalisation)
     if values is not None and returns is not None:

@@ -87,7 +87,8 @@ class ReferenceAhead:
         if not usable(group):
             return np.zeros(0, np.float32)
         async with self._turn:
-            return await self._log_probs(experience([group], self._shaping).sequences)
+            step = await asyncio.to_thread(experience, [group], self._shaping)
+            return await self._log_probs(step.sequences)
 
     async def aclose(self) -> None:
         """See `StepReference`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 from roll.agents.environments.base import Observation
 from roll.config.derived.batch import has_pairs, learner
 from roll.config.derived.fixed_roles import model_reward
-from roll.config.load.on_disk import held_out_data
+from roll.config.load.on_disk import check_disk, held_out_data
 from roll.config.schema.model import DataConfig
-from roll.config.schema.offline import DpoConfig, OfflineConfig
+from roll.config.schema.offline import DpoConfig, OfflineConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.json_text import parsed
+from roll.data.picture_parts import LABEL, MARK
 from roll.data.routes import DOMAIN, DomainRoutes, Label, tag_routes
 from roll.data.rows import (
     GROUND_TRUTH,
@@ -78,9 +80,9 @@ def try_rows(config: Config, sets: Mapping[str, DataConfig]) -> tuple[list[str],
     Args:
         sets: the sets by the key path of the block above `data_args`.
     """
-    lines, bad_rows = list[str](), list[Fault]()
+    lines, bad_rows, sees = list[str](), list[Fault](), may_see(config)
     for place, data_args in sets.items():
-        tried, first, faults = _try_set(data_args, row_reader(config, data_args))
+        tried, first, faults = _try_set(data_args, row_reader(config, data_args, sees), sees)
         bad_rows += faults
         elsewhere = [name for name in _names(data_args) if not Path(name).exists()]
         if tried and not faults:
@@ -96,18 +98,26 @@ def data_sets(config: Config) -> dict[str, DataConfig]:
     return training | (held_out_data(config) if config.eval_steps else {})
 
 
-def row_reader(config: Config, data_args: DataConfig) -> RowReader:
+def may_see(config: Config) -> bool:
+    """Return whether rows may show pictures: the model sees them, or its config.json is not known here."""
+    shapes = check_disk(config).shapes.values()
+    return isinstance(config, SftConfig | RlvrConfig) and (not shapes or any(shape.vision for shape in shapes))
+
+
+def row_reader(config: Config, data_args: DataConfig, sees: bool) -> RowReader:
     """Return the function that reads a row of this data set, without rendering and tokenising it."""
     if isinstance(config, RlvrConfig):
         routes = DomainRoutes(tuple(config.domains), tag_routes(config.domains))
-        return partial(_read_prompt, data_args=data_args, routes=routes, rewards=config.rewards)
-    return partial(_read_example, data_args=data_args, config=config)
+        return partial(_read_prompt, data_args=data_args, routes=routes, rewards=config.rewards, sees=sees)
+    return partial(_read_example, data_args=data_args, config=config, sees=sees)
 
 
-def _read_prompt(row: Row, data_args: DataConfig, routes: DomainRoutes, rewards: Mapping[str, RewardConfig]) -> str:
+def _read_prompt(
+    row: Row, data_args: DataConfig, routes: DomainRoutes, rewards: Mapping[str, RewardConfig], sees: bool
+) -> str:
     template_arguments(row)
-    read = read_row(row, data_args)
-    conversation = prompt_conversation(read, data_args)
+    read = read_row(row, data_args, sees)
+    conversation = prompt_conversation(read, data_args, sees)
     domain, tag = (None if row.get(column) in (None, "") else str(row[column]) for column in (DOMAIN, data_args.tag))
     label = Label(domain, tag)
     if (fault := routes.fault(label, data_args.tag)) is not None:
@@ -123,7 +133,7 @@ def _read_prompt(row: Row, data_args: DataConfig, routes: DomainRoutes, rewards:
 
 def _shown(value: object) -> str:
     """Return a value on one line, with its beginning and end if it is long."""
-    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    text = " ".join((value.replace(MARK, LABEL) if isinstance(value, str) else repr(value)).split())
     cut = text if len(text) <= EXCERPT else f"{text[: EXCERPT // 2]} ... {text[-EXCERPT // 2 :]}"
     return f"'{cut}'" if isinstance(value, str) else cut
 
@@ -142,7 +152,7 @@ def _check_reference(domain: str, section: RewardConfig, row: Row, data_args: Da
             raise RowFault(f"no reference for '{part.reward}'", problem, remedy, "unfit") from error
 
 
-def _read_example(row: Row, data_args: DataConfig, config: OfflineConfig) -> str:
+def _read_example(row: Row, data_args: DataConfig, config: OfflineConfig, sees: bool) -> str:
     if data_args.text is not None:
         return f"the first is {_shown(column_text(row, data_args.text))}"
     template_arguments(row)
@@ -154,14 +164,14 @@ def _read_example(row: Row, data_args: DataConfig, config: OfflineConfig) -> str
         if data_args.margin:
             column_number(row, data_args.margin)
         return f"the first prefers {_shown(chosen[-1]['content'])} to {_shown(rejected[-1]['content'])}"
-    return f"the first answers {_shown(example_conversation(row, data_args)[-1]['content'])}"
+    return f"the first answers {_shown(example_conversation(row, data_args, sees)[-1]['content'])}"
 
 
 def _names(data_args: DataConfig) -> tuple[str, ...]:
     return (data_args.file_name,) if isinstance(data_args.file_name, str) else data_args.file_name
 
 
-def _try_set(data_args: DataConfig, read: RowReader) -> tuple[list[str], str, list[Fault]]:
+def _try_set(data_args: DataConfig, read: RowReader, sees: bool) -> tuple[list[str], str, list[Fault]]:
     """Return the names of the sources whose first rows were read, what the first row has, and the faults. Names of the
     Hub are left out.
     """
@@ -172,7 +182,7 @@ def _try_set(data_args: DataConfig, read: RowReader) -> tuple[list[str], str, li
         return [], "", list(error.faults)
     said, faults = list[str](), list[Fault]()
     for source in sources:
-        said_of, faults_of = _try_source(source, read)
+        said_of, faults_of = _try_source(replace(source, encodes_bytes=sees), read)
         said, faults = said + said_of, faults + faults_of
     return [source.name for source in sources], said[0] if said else "it has no rows", faults
 

@@ -25,6 +25,7 @@ from roll.backend_settings import (
 from roll.config.derived.batch import longest_sequence, sequences_per_update
 from roll.config.derived.domains import ENVIRONMENTS
 from roll.config.derived.fixed_roles import PREFIX
+from roll.config.derived.hints import average_rate
 from roll.config.derived.placement import is_trainer_side, keeps_kv_cache, model_roles, neighbours, sends_adapter
 from roll.config.plan.plan import Plan
 from roll.config.schema.backend import BackendTraits, EngineMemory
@@ -250,7 +251,8 @@ class Roles:
         config = self._config
         path, takes_turns = model_name(config, role.model_args), name in self._plan.turns
         replays = isinstance(config, RlvrConfig) and config.router_replay and name in REPLAYING
-        return RoleModel(path, role.model_args, config.seed, config.deterministic, takes_turns, replays)
+        rate = average_rate(config) if name == "actor_train" else None
+        return RoleModel(path, role.model_args, config.seed, config.deterministic, takes_turns, replays, rate)
 
     async def end(self, name: str, seconds: float | None = None) -> None:
         """End a group that is no longer needed. It has `seconds` to close, by default `deadlines.shutdown`."""

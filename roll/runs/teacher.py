@@ -6,7 +6,7 @@ Calls the teachers of on-policy distillation. Each of them processes the step's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +16,11 @@ import numpy as np
 
 from roll.algorithms.divergence import Divergence
 from roll.backend_settings import ModelLoader, ModelWrapper
+from roll.config.derived.fixed_roles import taught_domains
 from roll.config.schema.model import ModelConfig
 from roll.config.schema.offline import DistillConfig
 from roll.config.schema.rlvr import RlvrConfig
+from roll.config.schema.roles import ReferenceConfig
 from roll.data import packing
 from roll.models.student import (
     PackedTeacher,
@@ -104,3 +106,22 @@ def teaching(config: DistillConfig | RlvrConfig, student: ModelConfig, teachers:
     )
     top = TeacherTop(min(config.distill_top_k, rows), rows, config.distill_temperature)
     return Teaching(partial(load_top_student, top=top, measure=measure), partial(PackedTopTeacher, top=top))
+
+
+def policy_teaching(config: RlvrConfig, teachers: Mapping[str, ReferenceConfig]) -> Teaching | None:
+    """Return the functions for the policy and its teachers, by role; None without a teacher."""
+    if not teachers:
+        return None
+    return teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()])
+
+
+def step_teachers(
+    config: RlvrConfig,
+    phases: DevicePhases,
+    part: Callable[[str], AbstractContextManager[None]],
+    teachers: Mapping[str, Teacher],
+) -> StepTeachers | None:
+    """Return all teachers with their domains; None if there are none."""
+    domains = taught_domains(config) if teachers else {}
+    found = [DomainTeacher(role, domains[role], teacher) for role, teacher in teachers.items()]
+    return StepTeachers(found, phases, part) if found else None

@@ -16,7 +16,7 @@ import yaml
 
 from roll.config.derived.batch import learner
 from roll.config.derived.domains import environment_of, named_rewards
-from roll.config.derived.model_shape import sees_pictures
+from roll.config.derived.model_shape import config_file, sees_pictures
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.tracking.history import read_starts
@@ -76,14 +76,22 @@ def model_card(config: Config, run: Path, export: Path, step: int) -> str:
 
 def model_class(export: Path) -> tuple[str, str]:
     """Return the package and the class that load an export: an adapter with its base, a reward model or a policy."""
-    if (export / "adapter_config.json").is_file():
-        return "peft", "AutoPeftModelForCausalLM"
-    configured = export / "config.json"
-    values = json.loads(configured.read_text(encoding="utf-8")) if configured.is_file() else {}
-    if sees_pictures(values.get("model_type")):
+    adapter = export / "adapter_config.json"
+    is_adapter, configured = adapter.is_file(), export / "config.json"
+    if is_adapter and (base := _values_in(adapter).get("base_model_name_or_path")):
+        configured = config_file(base) or configured
+    values = _values_in(configured)
+    if sees_pictures(values.get("model_type")):  # also with an adapter, which transformers puts on the base
         return "transformers", "AutoModelForImageTextToText"
+    if is_adapter:
+        return "peft", "AutoPeftModelForCausalLM"
     is_scorer = "ForSequenceClassification" in "".join(values.get("architectures") or [])
     return "transformers", "AutoModelForSequenceClassification" if is_scorer else "AutoModelForCausalLM"
+
+
+def _values_in(file: Path) -> dict[str, Any]:
+    """Return the values in a JSON file; none if it does not exist."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def settings(config: Config) -> Iterator[tuple[str, str]]:

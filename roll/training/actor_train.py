@@ -233,6 +233,14 @@ class ActorTrain(Learner):
         """Return the natural log-probs [T] without the LoRA adapter, that is, under the policy before training."""
         return await self._score(sequences, adapter=False)
 
+    async def averaged_log_probs(self, sequences: Sequences) -> Floats:
+        """Return the natural log-probs [T] under the moving average of the policy's weights."""
+        split, parts = share_out(sequences, self._group.replicas, self._shape.token_budget)
+        results = await self._group.paced.within(self._train_seconds).each_replica(
+            TrainStrategy.averaged_log_probs, [(part, self._shape.temperature) for part in parts]
+        )
+        return gather_tokens(sequences, split, results)
+
     async def _score(self, sequences: Sequences, adapter: bool) -> Floats:
         share = share_out_with_routes if adapter else share_out  # without the adapter it is the reference
         split, parts = share(sequences, self._group.replicas, self._shape.token_budget)

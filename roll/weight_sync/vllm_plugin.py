@@ -153,8 +153,9 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         self._received: set[str] = set()
         self._is_abandoned = False
         self._expert_kernels = self._take_expert_kernels()
+        once = {name for name, _ in self.model.named_parameters()}  # a head that is the embedding has no name here
         initialize_layerwise_reload(self.model)
-        names = [name for name, _ in self.model.named_parameters()]  # now without scales, which are not sent
+        names = once.intersection(name for name, _ in self.model.named_parameters())  # scales are not sent
         self._expected = {name for name in names if not self._also_sees or name.startswith(TEXT_MODEL)}
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

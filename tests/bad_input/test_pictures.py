@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +99,17 @@ def test_blind_policy_refuses_keys_of_pictures(refused: Callable[..., ConfigErro
     faults = refused("tiny_rlvr_pictures", *words).faults
     assert_fault(faults, "actor_train.data_args.images", "no_effect", "'seen'", "qwen2_5_vl")
     assert_fault(faults, "actor_train.model_args.freeze_vision", "no_effect", "'all'", "qwen2_5_vl")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("gemma3", "both directions"), ("qwen3_5", "gated-delta"), ("llava", "not tried")]
+)
+def test_tower_that_is_not_run_is_named(kind: str, why: str, refused: Callable[..., ConfigError], folder: Path) -> None:
+    (folder / kind).mkdir()
+    values = {"model_type": kind, "text_config": {"hidden_size": 64}, "vision_config": {"hidden_size": 32}}
+    (folder / kind / "config.json").write_text(json.dumps(values))
+    faults = refused("tiny_rlvr_pictures", f"pretrain={kind}", "++actor_train.data_args.images=seen").faults
+    assert_fault(faults, "actor_train.data_args.images", "no_effect", why, "qwen2_5_vl")
 
 
 def test_frozen_tower_beside_adapter_is_contradiction(refused: Callable[..., ConfigError]) -> None:

@@ -90,11 +90,11 @@ def pictures_of(family: str, sizes: Sequence[tuple[int, int]], seed: int) -> tup
     return found["pixel_values"], grids.prod(axis=1), grids[:, 1:] // MERGE
 
 
-def batch_of(family: str, token: int) -> TrainBatch:
-    """Return four sequences with 1, 0, 3 and 2 pictures. `token` is the placeholder."""
+def batch_of(family: str, token: int, shown_sizes: Sequence[Sequence[tuple[int, int]]] = SHOWN) -> TrainBatch:
+    """Return four sequences with 1, 0, 3 and 2 pictures, or of the given sizes. `token` is the placeholder."""
     generator = np.random.default_rng(5)
     token_ids, masks, shown = [], [], []
-    for number, sizes in enumerate(SHOWN):
+    for number, sizes in enumerate(shown_sizes):
         parts, starts = [generator.integers(0, 250, 3)], []
         values, rows, grids = pictures_of(family, sizes, number) if sizes else NOTHING
         for count in rows * 4 if family in TILED else grids.prod(axis=1):

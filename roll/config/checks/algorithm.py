@@ -141,6 +141,7 @@ def _token_credit(config: RlvrConfig) -> Iterator[Fault]:
         f"gamma {config.gamma:g} gives the tokens of one response different advantages": estimator.traits.discounts
         and config.gamma != 1,
         "add_token_level_kl gives each token its own penalty": config.add_token_level_kl,
+        "self_distillation gives the tokens of one response different advantages": config.self_distillation,
     }
     others = ", ".join(other.name for other in POLICY_LOSSES.values() if other.traits.carries_token_credit)
     for reason in (reason for reason, holds in reasons.items() if holds):
@@ -341,7 +342,9 @@ def credit_faults(config: RlvrConfig) -> Iterator[Fault]:
 def _groups_of_one(config: RlvrConfig) -> Iterator[Fault]:
     if config.num_return_sequences_in_group > 1:
         return
-    traits = config.adv_estimator.traits
+    traits, taught = config.adv_estimator.traits, config.self_distillation
+    if taught is not None and taught.weight == 1:  # the advantages of the estimator have no weight
+        return
     by_group = "group" in (config.norm_mean_type, config.norm_std_type) and not traits.needs_turns
     if traits.compares_groups or by_group:
         comparing = f"adv_estimator {config.adv_estimator}" if traits.compares_groups else "normalisation by group"

@@ -19,10 +19,12 @@ from roll.config.checks.offline import (
 from roll.config.checks.pictures import picture_key_faults
 from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
+from roll.config.checks.self_distillation import self_distillation_faults
 from roll.config.derived.batch import learner
 from roll.config.derived.flops import GPUS, gpu_rates
 from roll.config.derived.held_out import held_out_warnings
-from roll.config.derived.methods import compares
+from roll.config.derived.hints import has_frozen_teacher
+from roll.config.derived.methods import compares, has_kl
 from roll.config.derived.placement import generates, model_roles, ranks, sharing_with_engines
 from roll.config.derived.trackers import TRACKERS, chosen_trackers
 from roll.config.schema.faults import printable
@@ -115,7 +117,7 @@ def experiment_faults(config: Config) -> list[Fault]:
             *credit_faults(config),
             *loss_faults(config),
         ]
-        faults += on_policy_distillation_faults(config)
+        faults += [*on_policy_distillation_faults(config), *self_distillation_faults(config)]
         faults += [*_same_policy(config), *domain_faults(config), *_replay(config), *_replayed_run(config)]
     return faults
 
@@ -244,10 +246,10 @@ def _kernels(name: str, role: RoleConfig) -> Iterator[Fault]:
 
 
 def uses_reference(config: Config) -> bool:
-    """Return whether a term of the loss or of the reward uses the reference policy."""
+    """Return whether a term of the loss or of the reward uses the reference policy, or it is the self-teacher."""
     if isinstance(config, OfflineConfig):
         return isinstance(config, DpoConfig) and compares(config)
-    return config.use_kl_loss or config.add_token_level_kl
+    return has_kl(config) or has_frozen_teacher(config)
 
 
 def _kl(config: RlvrConfig) -> Iterator[Fault]:
@@ -263,7 +265,7 @@ def _kl(config: RlvrConfig) -> Iterator[Fault]:
                 f"set {switch}=true, or remove {weight}",
                 "owner_missing",
             )
-    if uses_reference(config) and config.reference is None and not config.actor_train.model_args.lora_target:
+    if has_kl(config) and config.reference is None and not config.actor_train.model_args.lora_target:
         term = "use_kl_loss" if config.use_kl_loss else "add_token_level_kl"
         problem = f"missing, but {term} needs it (with LoRA, actor_train without its adapter would replace it)"
         yield Fault(

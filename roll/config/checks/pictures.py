@@ -8,7 +8,7 @@ from roll.config.derived.batch import learner
 from roll.config.derived.fixed_roles import model_reward, teacher_roles
 from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import model_roles, sends_adapter
-from roll.config.derived.sight import blind_faults
+from roll.config.derived.sight import blind_faults, unread_tower
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import SftConfig
@@ -53,6 +53,8 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
     learning, _ = learner(config)
     for name, role in model_roles(config).items():
         if name not in shapes:
+            if name == learning and unread_tower(role.model_args.model_name_or_path or config.pretrain):
+                yield from blind_faults(config)
             continue
         if shapes[name].vision is None:
             yield from blind_faults(config) if name == learning and isinstance(config, SftConfig | RlvrConfig) else ()
@@ -85,6 +87,7 @@ def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
         **dict.fromkeys(judges, "it is scored by a model, which would not see the pictures"),
         **dict.fromkeys(teacher_roles(config), "it is a teacher, which would not see the pictures"),
         **({"critic": "it is a critic, which would not see the pictures"} if config.critic else {}),
+        **({"self_distillation": "its teacher would not see the pictures"} if config.self_distillation else {}),
     }
     for where, why in found.items():
         yield Fault(where, f"{why} of the policy's prompts", f"remove it, or {text}", "not_supported")

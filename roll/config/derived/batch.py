@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from roll.config.derived.hints import longest_teacher_prompt
 from roll.config.derived.placement import generates, model_roles, ranks
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.offline import DpoConfig, OfflineConfig, RewardModelConfig
@@ -52,6 +53,13 @@ def longest_sequence(config: Config | OfflineConfig) -> int:
     """Return the largest number of tokens of a training sequence: prompt and response, or episode in an environment."""
     whole = config.sequence_length if isinstance(config, RlvrConfig) else config.max_length
     return whole or config.prompt_length + config.response_length
+
+
+def longest_taught(config: Config | OfflineConfig) -> int:
+    """Return the largest number of tokens that a self-teacher reads: its prompt and a response. 0 without one."""
+    if not isinstance(config, RlvrConfig) or config.self_distillation is None:
+        return 0
+    return longest_teacher_prompt(config) + config.response_length
 
 
 def has_pairs(config: Config | OfflineConfig) -> bool:

@@ -63,6 +63,11 @@ def keeps_engine_log_probs(config: RlvrConfig) -> bool:
     return ratio_source(config) == "engine" or is_corrected(config)
 
 
+def has_kl(config: RlvrConfig) -> bool:
+    """Whether a KL term of the loss or of the reward compares the policy with the reference."""
+    return config.use_kl_loss or config.add_token_level_kl
+
+
 def weighs_kl(config: RlvrConfig) -> bool:
     """Return `kl_loss_importance`. By default, it is true if some updates use tokens that another policy sampled."""
     if config.kl_loss_importance is not None:

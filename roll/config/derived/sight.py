@@ -1,14 +1,37 @@
-"""Keys that only models that see pictures read. Pure functions."""
+"""Keys that only models that see pictures read, and why a model with a tower does not see them here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from roll.config.derived.batch import learner
-from roll.config.derived.model_shape import PATCHED, TILED
+from roll.config.derived.model_shape import PATCHED, TILED, config_file
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import Fault
+
+VISION = "vision_config"
+UNREAD = {
+    "gemma3": "its picture tokens attend to each other in both directions, and packed attention is causal",
+    "qwen3_5": "pictures were not tried with gated-delta layers",
+    "qwen3_5_moe": "pictures were not tried with gated-delta layers",
+    "qwen3_vl_moe": "pictures were not tried with experts",
+}
+"""By `model_type`, why the tower of a model is not run."""
+
+
+def unread_tower(model: str) -> str | None:
+    """Return why the tower of a model is not run, by its config.json; None if it has none, or the file is not here."""
+    file = config_file(model)
+    try:
+        values = json.loads(file.read_text(encoding="utf-8")) if file else {}
+    except (OSError, ValueError):  # a file that cannot be read is a fault of the model
+        return None
+    if not isinstance(values, dict) or VISION not in values:
+        return None
+    kind = str(values.get("model_type"))
+    return f"roll does not run the tower of {kind}: {UNREAD.get(kind, 'it was not tried')}"
 
 
 def blind_faults(config: Config | OfflineConfig) -> Iterator[Fault]:
@@ -17,7 +40,8 @@ def blind_faults(config: Config | OfflineConfig) -> Iterator[Fault]:
     given = {"data_args.images": learning.data_args and learning.data_args.images}
     if "freeze_vision" in learning.model_args.model_fields_set:
         given["model_args.freeze_vision"] = learning.model_args.freeze_vision
+    why = unread_tower(learning.model_args.model_name_or_path or config.pretrain) or "the model sees no pictures"
     remedy = f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED))})"
     for key, value in given.items():
         if value is not None:
-            yield Fault(f"{name}.{key}", f"'{value}', but the model sees no pictures", remedy, "no_effect")
+            yield Fault(f"{name}.{key}", f"'{value}', but {why}", remedy, "no_effect")

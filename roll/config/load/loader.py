@@ -25,7 +25,8 @@ from roll.config.load.removed import without_removed
 from roll.config.load.stores import settle_stores
 from roll.config.load.user_code import inspect_user_code
 from roll.config.roll_v2.meanings import is_of_roll, settle_defaults, settle_meanings
-from roll.config.roll_v2.translate import Translation, picture_faults, referenced_text, translate
+from roll.config.roll_v2.pictures import picture_faults
+from roll.config.roll_v2.translate import Translation, referenced_text, translate
 from roll.config.schema.faults import counterpart_of, printable, schema_faults, without_unknown
 from roll.config.schema.fields import dotted
 from roll.config.schema.pipelines import PIPELINES, Config
@@ -86,8 +87,8 @@ def read_config(composed: DictConfig, passing: Collection[str] | None = None, im
         The configuration, of the class that `pipeline` chooses (`RlvrConfig` by default), with all faults found.
 
     Raises:
-        ConfigError: the configuration cannot be resolved, its pipeline is unknown, or it is about images, video or
-            diffusion models.
+        ConfigError: the configuration cannot be resolved, its pipeline is unknown, or it is about video or diffusion
+            models, or about pictures in a way that roll has no counterpart to.
 
     Warns:
         ConfigWarning: a key of ROLL has another name or no meaning here, or behaves differently.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from roll.config.derived.batch import learner, longest_sequence
+from roll.config.derived.batch import learner, longest_sequence, longest_taught
 from roll.config.derived.domains import ENVIRONMENTS, PACKAGES_OF_ENVIRONMENTS, PATHS, environment_of, named_rewards
 from roll.config.derived.fixed_roles import names_file
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
@@ -99,15 +99,21 @@ def held_out_data(config: Config) -> dict[str, DataConfig]:
     return {"validation": config.validation.data_args} if config.validation and config.validation.data_args else {}
 
 
+TAUGHT_LENGTH = "self_distillation.prompt_length"
+
+
 def _models(config: Config, found: DiskFacts) -> None:
     seen: dict[str, ModelShape | None] = {}
     limit = "max_length" if isinstance(config, OfflineConfig) and config.max_length else "response_length"
+    most = longest_sequence(config)
+    if (taught := longest_taught(config)) > most:
+        most, limit = taught, TAUGHT_LENGTH
     for role_name, role in started_roles(config).items():
         own = role.model_args.model_name_or_path
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
         if model not in seen:
             # A reward model has its own tokenizer, and does not score texts that are too long for it.
-            longest = 0 if isinstance(role, RewardModelRole) else longest_sequence(config)
+            longest = 0 if isinstance(role, RewardModelRole) else most
             seen[model] = _model(model, where, longest, limit, found)
         shape = seen[model]
         if shape:
@@ -149,7 +155,8 @@ def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -
         )
     elif shape.max_position_embeddings and longest > shape.max_position_embeddings:
         problem = f"sequences have up to {longest} tokens, but '{model}' has {shape.max_position_embeddings} positions"
-        keys = "max_length" if limit == "max_length" else "prompt_length + response_length, and sequence_length,"
+        own = {"max_length": "max_length", TAUGHT_LENGTH: f"{TAUGHT_LENGTH} + response_length"}
+        keys = own.get(limit, "prompt_length + response_length, and sequence_length,")
         remedy = f"keep {keys} within {shape.max_position_embeddings}"
         found.faults.append(Fault(limit, problem, remedy, "too_large"))
     return shape

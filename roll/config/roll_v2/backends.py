@@ -129,11 +129,14 @@ class _Backend:
 
     def _trainer(self) -> None:
         key = CONTEXT if CONTEXT in self.given else ULYSSES
-        split, block = self._size(key), self._zero()
+        given, block = self._size(key), self._zero()
+        split = 1 if self.done.sees else given
         if split > 1:
             block[ULYSSES] = split
         said = f" with ZeRO-3, which shards the states over all GPUs{self._replaced()}"
-        said += f"; {key if key == CONTEXT else 'ulysses_size'} {split} is {ULYSSES}={split}" if split > 1 else ""
+        if given > 1:
+            read = f"is {ULYSSES}={split}" if split > 1 else "is left out, because pictures are not split over ranks"
+            said += f"; {key if key == CONTEXT else 'ulysses_size'} {given} {read}"
         if self.chosen == "megatron_train" and self._dtype() == "bf16":
             block["data_types"] = {"grad_accum_dtype": "fp32"}
             said += "; gradients add up in fp32, as with Megatron"

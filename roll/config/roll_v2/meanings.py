@@ -24,11 +24,14 @@ NEEDED = {"eval_steps": "validation", "validation": "validation", "init_kl_coef"
 CISPO_CLIP = 0.1
 
 OWN_NUMBERS: Mapping[str, int] = {
+    "max_steps": 500,
     "num_return_sequences_in_group": 1,
     "<role>.training_args.per_device_train_batch_size": 8,
     "<role>.training_args.gradient_accumulation_steps": 1,
 }
-"""ROLL's defaults of the responses and updates of a step. A file of ROLL keeps them, whatever `roll_defaults` says."""
+"""ROLL's defaults of the steps, and of the responses and updates of a step. A file of ROLL keeps them, whatever
+`roll_defaults` says.
+"""
 
 Place = tuple[str, ...]
 

@@ -1,14 +1,13 @@
 """Translates a plain configuration with ROLL's keys to roll's schema. Pure: returns a new mapping, warnings and faults.
 
-Keys and pipelines for images, video and diffusion models are refused before any other check.
+`pictures.py` refuses keys and pipelines for video and diffusion models before any other check.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,8 @@ from roll.config.derived.domains import SANDBOX, SANDBOX_TIMEOUT
 from roll.config.derived.trackers import TRACKERS
 from roll.config.roll_v2.agentic import DEFINITIONS, MANAGERS, NORM, translate_agentic
 from roll.config.roll_v2.on_policy import translate_on_policy, without_rewards
+from roll.config.roll_v2.paths import matches
+from roll.config.roll_v2.pictures import BOXES, SEES_PIXELS, in_pixels, is_of_pictures, translate_pictures
 from roll.config.roll_v2.rewards import judge_as_roll, translate_model_rewards, translate_reward_functions
 from roll.config.schema.faults import printable, printable_at
 from roll.config.schema.fields import dotted
@@ -31,7 +32,6 @@ from roll.config.schema.foreign_names import (
     REFUSED,
     REWARD_CLASSES,
     ROLE,
-    ROLES,
     UNREAD,
     VALUES,
     VARIABLES,
@@ -43,17 +43,6 @@ from roll.config.schema.strategies import strategy_names
 from roll.config.shipped import known_rewards
 from roll.errors import Fault, FaultCode
 
-REMEDY = "use models, rows and rewards that are only text"
-CLASSES = re.compile(r"(Detection|Video|Vlm|VLM|Geo3k|Diffusion|Image)\w*$")
-"""Ends of the names of ROLL's worker classes."""
-TEMPLATES = re.compile(r"(^|[-_])vl([-_]|$)", re.IGNORECASE)
-KEYS = re.compile(r"(image|images|video|videos|vlm|max_pixels|min_pixels|wan|diffusion)(_|$)")
-OWN_KEY = ("data_args", "images")
-"""The key of roll's own that says where the rows of SFT have pictures. ROLL has none of this name."""
-SECTIONS = ("model_args", "data_args", "strategy_args", "generating_args")
-DIFFUSION = re.compile("^diffusion")
-VALUES_OF_PICTURES = {"template": TEMPLATES, "strategy_name": DIFFUSION, "model_type": DIFFUSION, "worker_cls": CLASSES}
-"""By key, the values that are about images, video or diffusion models."""
 LENGTHS = ("prompt_length", "response_length")
 PREFERENCES = ("chosen_key", "rejected_key", "beta", "preference_loss")
 """Root keys of files that train on pairs."""
@@ -90,6 +79,8 @@ class Translation:
     """Patterns of the keys in the file that exist in ROLL but not in roll."""
     is_whole: bool = True
     """False if a value that others depend on was not translated, so that further checks would report false faults."""
+    sees: bool = False
+    """Whether the file is one of RLVR with pictures."""
 
     def warn(self, warning: str) -> None:
         """Add a warning."""
@@ -98,36 +89,6 @@ class Translation:
     def fault(self, place: str, problem: str, remedy: str, code: FaultCode) -> None:
         """Add a fault."""
         self.faults.append(Fault(place, problem, remedy, code))
-
-
-def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
-    """Return a fault for each key, class, template or strategy that is about images, video or diffusion models."""
-    owners = (ROLE, "validation", "rewards.*")
-    patterns = ["*", *(f"{owner}.{key}" for owner in owners for key in ("worker_cls", *(f"{s}.*" for s in SECTIONS)))]
-    faults = []
-    for place, block in (one for pattern in patterns for one in _matches(values, pattern.split("."))):
-        key, value = str(place[-1]), block[place[-1]]
-        if place[-2:] == OWN_KEY:
-            continue
-        refused = VALUES_OF_PICTURES.get(key)
-        if KEYS.match(key) and value is not None or len(place) > 1 and refused and refused.search(str(value)):
-            problem = f"{printable(value)}: roll does not support ROLL's pipelines of images, video or diffusion models"
-            faults.append(Fault(dotted(place), problem, REMEDY, "not_supported"))
-    return faults
-
-
-def _matches(
-    values: Any, pattern: Sequence[str], above: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the key paths that match a pattern, each with the block that contains its last key."""
-    if not isinstance(values, dict):
-        return
-    names = {"*": tuple(values), ROLE: ROLES}.get(pattern[0], (pattern[0],))
-    for step in (name for name in names if name in values):
-        if len(pattern) == 1:
-            yield (*above, step), values
-        else:
-            yield from _matches(values[step], pattern[1:], (*above, step))
 
 
 def translate(plain: dict[str, Any], references: str) -> Translation:
@@ -140,10 +101,13 @@ def translate(plain: dict[str, Any], references: str) -> Translation:
     """
     done = Translation(copy.deepcopy(plain))
     is_on_policy = _on_policy(done)
+    done.sees = is_of_pictures(done.values)
     _critic_start(done)
     for name in list(done.values):
         if (name in VARIABLES or name not in KNOWN) and (f"${{{name}}}" in references or f"${{{name}." in references):
             del done.values[name]
+    if done.sees:
+        _pictures(done)
     _agentic(done)
     _rewards(done)
     _model_rewards(done)
@@ -181,6 +145,12 @@ def _on_policy(done: Translation) -> bool:
     return bool(said)
 
 
+def _pictures(done: Translation) -> None:
+    read = translate_pictures(done.values)
+    done.roll_keys += read.keys
+    done.warnings += read.warnings
+
+
 def _rollout_mock(done: Translation) -> None:
     """Drop `rollout_mock` if it is off or only writes the rollouts, which changes nothing in training."""
     block = done.values.get("rollout_mock")
@@ -200,7 +170,7 @@ def _agentic(done: Translation) -> None:
 
 def _ignored(done: Translation) -> None:
     for pattern, reason in IGNORED.items():
-        for place, block in _matches(done.values, pattern.split(".")):
+        for place, block in matches(done.values, pattern.split(".")):
             done.roll_keys.append(pattern)
             done.warn(f"{dotted(place)}: {printable_at(place, block.pop(place[-1]))} is ignored; {reason}")
 
@@ -256,7 +226,7 @@ def _limit_rows(done: Translation, cut: str) -> None:
 
 def _refused(done: Translation) -> None:
     for pattern, instead in REFUSED.items():
-        for place, block in _matches(done.values, pattern.split(".")):
+        for place, block in matches(done.values, pattern.split(".")):
             done.roll_keys.append(pattern)
             value = block.pop(place[-1])
             if value is None or value == HOLDS.get(pattern):
@@ -282,7 +252,7 @@ def _questions(done: Translation) -> None:
 
 def _read_as(done: Translation) -> None:
     for pattern, new in READ_AS.items():
-        for place, block in _matches(done.values, pattern.split(".")):
+        for place, block in matches(done.values, pattern.split(".")):
             done.roll_keys.append(pattern)
             value, target = block.pop(place[-1]), new.replace(ROLE, place[0])
             meanings = MEANINGS.get(pattern)
@@ -330,7 +300,7 @@ def _say(done: Translation, place: tuple[str, ...], value: Any, target: str, mea
 
 def _values(done: Translation) -> None:
     for pattern, translations in VALUES.items():
-        for place, block in _matches(done.values, pattern.split(".")):
+        for place, block in matches(done.values, pattern.split(".")):
             old = block[place[-1]]
             if isinstance(old, str | bool | None) and old in translations:
                 block[place[-1]] = translations[old]
@@ -352,14 +322,13 @@ def _instructions(done: Translation) -> None:
 
 def _held_out_columns(done: Translation) -> None:
     """Copy the columns and the template of the training rows to held-out rows that name no columns."""
-    learnt = [(name, block["data_args"]) for (name, _), block in _matches(done.values, (ROLE, "data_args"))]
+    learnt = [(name, block["data_args"]) for (name, _), block in matches(done.values, (ROLE, "data_args"))]
     if not learnt or not isinstance(learnt[0][1], dict):
         return
     name, source = learnt[0]
+    further = ("ground_truth", "template", *(("images", "tag") if done.sees else ()))
     for place, held_out in _held_out_rows(done.values):
-        taken = {
-            key: source[key] for key in (*COLUMNS, "ground_truth", "template") if key in source and key not in held_out
-        }
+        taken = {key: source[key] for key in (*COLUMNS, *further) if key in source and key not in held_out}
         if any(key in COLUMNS for key in taken) and not any(key in held_out for key in COLUMNS):
             held_out.update(taken)
             said = ", ".join(f"{key}: {value}" for key, value in taken.items())
@@ -369,7 +338,7 @@ def _held_out_columns(done: Translation) -> None:
 def _held_out_rows(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the key path and the `data_args` of every held-out set."""
     for pattern in (("validation", "data_args"), ("validation", "sets", "*", "data_args")):
-        for place, block in _matches(values, pattern):
+        for place, block in matches(values, pattern):
             if isinstance(block[place[-1]], dict):
                 yield dotted(place), block[place[-1]]
 
@@ -383,7 +352,7 @@ def _global_template(done: Translation) -> None:
     if template is None:
         done.warn("global_template: null is what roll always does; remove the key")
         return
-    learnt = [(dotted(place), block["data_args"]) for place, block in _matches(done.values, (ROLE, "data_args"))]
+    learnt = [(dotted(place), block["data_args"]) for place, block in matches(done.values, (ROLE, "data_args"))]
     read = [(place, rows) for place, rows in learnt if isinstance(rows, dict) and "file_name" in rows]
     places = [*read, *_held_out_rows(done.values)]
     for place, rows in places:
@@ -397,7 +366,7 @@ def _global_template(done: Translation) -> None:
 
 def _unread_by_variant(done: Translation) -> None:
     """Drop root keys that ROLL's files set for every variant of the policy loss, if the chosen one reads none."""
-    for place, block in _matches(done.values, ("actor_train", "pg_variant")):
+    for place, block in matches(done.values, ("actor_train", "pg_variant")):
         variant = block[place[-1]]
         for key in UNREAD.get(variant, ()) if isinstance(variant, str) else ():
             if key in done.values:
@@ -409,7 +378,7 @@ def _unread_by_variant(done: Translation) -> None:
 
 def _worker_classes(done: Translation) -> None:
     """Drop classes of roles that roll has counterparts for. Others are faults: roll would train another loss."""
-    for place, block in _matches(done.values, (ROLE, "worker_cls")):
+    for place, block in matches(done.values, (ROLE, "worker_cls")):
         role, given = place[0], str(block.pop("worker_cls"))
         done.roll_keys.append("<role>.worker_cls")
         if given not in OWN_WORKERS:
@@ -473,7 +442,7 @@ def _top_k(done: Translation) -> None:
 
 def _ulysses(done: Translation) -> None:
     """Read `model_args.ulysses_size` as DeepSpeed's `sequence_parallel_size`. Drop it where nothing is trained."""
-    for place, block in _matches(done.values, (ROLE, "model_args", "ulysses_size")):
+    for place, block in matches(done.values, (ROLE, "model_args", "ulysses_size")):
         value, strategy = block.pop(place[-1]), done.values[place[0]].get("strategy_args")
         if isinstance(strategy, dict) and strategy.get("strategy_name") in ("deepspeed_train", "fsdp2_train"):
             _say(done, place, value, f"{place[0]}.strategy_args.strategy_config.sequence_parallel_size", value)
@@ -483,7 +452,7 @@ def _ulysses(done: Translation) -> None:
 
 def _sglang(done: Translation) -> None:
     """Read `num_gpus_per_worker` as the `tensor_parallel_size` of SGLang, which decides its default in ROLL."""
-    for place, block in _matches(done.values, (ROLE, "num_gpus_per_worker")):
+    for place, block in matches(done.values, (ROLE, "num_gpus_per_worker")):
         strategy = block.get("strategy_args")
         if isinstance(strategy, dict) and strategy.get("strategy_name") == "sglang":
             value, config = block.pop("num_gpus_per_worker"), strategy.get("strategy_config")
@@ -495,7 +464,7 @@ def _sglang(done: Translation) -> None:
 
 def _backend_timeout(done: Translation) -> None:
     """Read the longest `backend_timeout`, in minutes, as `deadlines.collective`, in seconds, unless that is set."""
-    found = [(place, block.pop(place[-1])) for place, block in _matches(done.values, (ROLE, "backend_timeout"))]
+    found = [(place, block.pop(place[-1])) for place, block in matches(done.values, (ROLE, "backend_timeout"))]
     minutes = [
         value for _, value in found if isinstance(value, int | float) and not isinstance(value, bool) and value > 0
     ]
@@ -516,7 +485,7 @@ def _backend_timeout(done: Translation) -> None:
 
 def _rewards(done: Translation) -> None:
     """Read `worker_cls` as `reward`, unless `reward` is set. A class without a counterpart is a fault."""
-    for place, block in _matches(done.values, ("rewards", "*", "worker_cls")):
+    for place, block in matches(done.values, ("rewards", "*", "worker_cls")):
         done.roll_keys.append("rewards.*.worker_cls")
         class_path = str(block.pop("worker_cls"))
         module, _, class_name = class_path.rpartition(".")
@@ -536,6 +505,8 @@ def _rewards(done: Translation) -> None:
                 block["reward"] = name
             done.warn(f"{dotted(place)}: read as reward={name}; use that instead")
             done.warnings += [f"{dotted(place[:-1])}.{said}" for said in judge_as_roll(name, block)]
+            if name == BOXES and SEES_PIXELS.search(str(done.values.get("pretrain"))):
+                done.warnings += [f"{dotted(place[:-1])}.{said}" for said in in_pixels(block)]
             if name == SANDBOX and "timeout" not in block:
                 block["timeout"] = SANDBOX_TIMEOUT
                 done.warn(f"{dotted(place[:-1])}.timeout: not set, so it is {SANDBOX_TIMEOUT:g} s; set it explicitly")
@@ -578,17 +549,17 @@ def _tracker_kwargs(done: Translation) -> None:
 def _strategies(done: Translation) -> None:
     """Read `strategy_config: ~` of an engine as the defaults, its `dtype` as the role's `model_args.dtype`."""
     engines = strategy_names("generate_settings")
-    for _, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config")):
+    for _, block in matches(done.values, (ROLE, "strategy_args", "strategy_config")):
         if block["strategy_config"] is None and block.get("strategy_name") in engines:
             del block["strategy_config"]
-    for place, block in _matches(done.values, (ROLE, "strategy_args", "strategy_config", "dtype")):
+    for place, block in matches(done.values, (ROLE, "strategy_args", "strategy_config", "dtype")):
         value = block.pop("dtype")
         short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), value)
         _say(done, place, value, f"{place[0]}.model_args.dtype", short)
 
 
 def _devices(done: Translation) -> None:
-    for place, block in _matches(done.values, (ROLE, "device_mapping")):
+    for place, block in matches(done.values, (ROLE, "device_mapping")):
         text = block["device_mapping"]
         if not isinstance(text, str):
             continue

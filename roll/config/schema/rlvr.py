@@ -40,6 +40,7 @@ from roll.config.schema.roles import (
     RewardConfig,
     ValidationConfig,
 )
+from roll.config.schema.self_distillation import SelfDistillationConfig
 
 
 class OverlongBufferConfig(StrictConfig):
@@ -401,6 +402,12 @@ class RlvrConfig(ExperimentConfig):
         1.0, description="Temperature that divides the logits of both models before they are compared."
     )
     distill_top_k: PositiveInt | None = Field(None, description=TOP_K)
+
+    self_distillation: SelfDistillationConfig | None = Field(
+        None,
+        description="Learning from feedback: the policy is taught by itself with a prompt that also has hints. Without "
+        "this block, it is not.",
+    )
 
     weight_sync: WeightSyncConfig = Field(
         default_factory=lambda: WeightSyncConfig.model_validate({}),

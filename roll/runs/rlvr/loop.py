@@ -9,7 +9,7 @@ Each step awaits, in this order:
 - the step's groups
 - the reference's log-probs, if the loss or the reward uses them
 - the trainer's own log-probs, if the loss uses ratios to them
-- the critic's values and the teachers' states, if there are such roles
+- the critic's values, the self-teacher's log-probs and the teachers' states, if there are any
 - the optimizer updates
 - the weight sync, after which the engines generate with the new version
 
@@ -45,6 +45,7 @@ from roll.runs.meter import Meter
 from roll.runs.position import Position
 from roll.runs.rlvr.engine_sync import Engines
 from roll.runs.rlvr.reward_models import judge_metrics
+from roll.runs.rlvr.self_teacher import SelfTeacher
 from roll.runs.rlvr.validation import Validation
 from roll.runs.teacher import StepTeachers
 from roll.tracking.base import Tracker
@@ -69,6 +70,8 @@ class Rlvr:
     """Role that computes the reference's log-probs: `reference`, or `actor_train` with its adapter off."""
     critic: Critic | None
     teachers: StepTeachers | None
+    self_teacher: SelfTeacher | None
+    """The policy with hints in its prompts, if it is taught by itself."""
     learning: Learning
     validation: Validation
     checkpointer: Checkpointer
@@ -101,8 +104,8 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
                 groups = await run.scheduler.take()
         if not any(map(usable, groups)):
             await _record_unscored(run, groups, position)
-        step = experience(groups, run.shaping)
-        ref_log_probs = log_probs = values = None
+        step = await asyncio.to_thread(experience, groups, run.shaping)  # reads the pictures
+        ref_log_probs = log_probs = values = taught = None
         if run.reference:
             await run.phases.scoring(run.reference_role)
             with run.meter.part("reference"):
@@ -115,7 +118,9 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
             await run.phases.scoring("critic")
             with run.meter.part("values"):
                 values = await run.critic.values(step.sequences)
-        batch, metrics = run.credit(step, ref_log_probs, log_probs, values)
+        if run.self_teacher:
+            taught = await run.self_teacher.gains(groups, step, log_probs)
+        batch, metrics = run.credit(step, ref_log_probs, log_probs, values, taught)
         if run.teachers:
             batch = replace(batch, teacher_states=await run.teachers.states(groups, step))
         metrics |= rollout_metrics(groups, position.policy_version) | episode_metrics(groups)

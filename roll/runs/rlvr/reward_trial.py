@@ -71,7 +71,7 @@ def check_rewards(config: RlvrConfig, *sets: Prompts) -> dict[str, Bars]:
         if model_reward(domain, section) is None
     }
     called = {domain: value_shape(prompt.row) for domain, prompt in firsts.items()}
-    bad_rows, refused = _bad_rows(config, sections, [one for many in sets for one in _prompt_sets(many)], called)
+    bad_rows, refused = _bad_rows(config, sections, [one for many in sets for one in prompt_sets(many)], called)
     tried = {domain: prompt for domain, prompt in firsts.items() if domain not in refused}
     found = run_in_loop(partial(try_rewards, sections, tried, config.deadlines.start))
     if bad_rows or found.faults:
@@ -151,12 +151,12 @@ def _row_fault(found: RowProblem) -> RowFault:
     )
 
 
-def _prompt_sets(prompts: Prompts) -> Iterator[PromptSet]:
+def prompt_sets(prompts: Prompts) -> Iterator[PromptSet]:
     """Yield the sets that consist of rows of files."""
     if isinstance(prompts, PromptSet):
         yield prompts
     for one in prompts.sets if isinstance(prompts, Joined) else ():
-        yield from _prompt_sets(one)
+        yield from prompt_sets(one)
 
 
 def check_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: Prompts) -> None:

@@ -25,8 +25,8 @@ from roll.algorithms.objectives import OBJECTIVES, Objective, PolicyLoss
 from roll.algorithms.shaping import Overlong
 from roll.config.derived.batch import longest_sequence
 from roll.config.derived.domains import own_tasks
-from roll.config.derived.fixed_roles import PREFIX, taught_domains, teacher_roles
-from roll.config.derived.methods import correction_of, keeps_engine_log_probs, ratio_source, weighs_kl
+from roll.config.derived.fixed_roles import PREFIX, teacher_roles
+from roll.config.derived.methods import correction_of, has_kl, keeps_engine_log_probs, ratio_source, weighs_kl
 from roll.config.derived.placement import (
     interrupting,
     judged_in_turn,
@@ -38,7 +38,7 @@ from roll.config.derived.placement import (
 from roll.config.plan.plan import Plan, are_apart
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
-from roll.config.schema.roles import QueryFilterConfig, ReferenceConfig
+from roll.config.schema.roles import QueryFilterConfig
 from roll.data.chat import EndOfTurn, ends_of
 from roll.data.native import ASKED
 from roll.data.pictures import Sight
@@ -82,6 +82,7 @@ from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.seeing import policy_sight, seeing_end
+from roll.runs.rlvr.self_teacher import StepHints, self_teacher_of, step_hints_of
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import (
     behaviour,
@@ -93,7 +94,7 @@ from roll.runs.role_models import (
 )
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
-from roll.runs.teacher import DomainTeacher, StepTeachers, Teacher, Teaching, teaching
+from roll.runs.teacher import Teacher, policy_teaching, step_teachers
 from roll.system.sizes import GIB
 from roll.system.tree import TreeBounds
 from roll.tracking.base import Watch
@@ -126,6 +127,8 @@ class Inputs:
     """Conditions of a step that a notice names."""
     bars: Mapping[str, Bars]
     """When a response passes, by domain."""
+    hints: StepHints | None
+    """Writes what a self-teacher sees. None without one."""
 
 
 def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
@@ -142,6 +145,7 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0, sight)
     held_out = held_out_prompts(config, tokenizer, sight)
     bars = check_rewards(config, training, *held_out.values())
+    hints = step_hints_of(config, tokenizer, training, bars)
     renderer = renderer_of(config, tokenizer)
     check_environments(config, renderer, training, *held_out.values())
     locate = None
@@ -152,7 +156,7 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
     models = prepare_reward_models(config)
     vocabulary = vocabulary_digest(tokenizer)
-    inputs = Inputs(training, held_out, vocabulary, end, ends, renderer, locate, models, watches, bars)
+    inputs = Inputs(training, held_out, vocabulary, end, ends, renderer, locate, models, watches, bars, hints)
     return PreparedRun(partial(_loop, config, inputs), training.identity)
 
 
@@ -281,6 +285,7 @@ async def _loop(
             validation=validation_of(config, sets, phases, engines, meter, context.tracker),
             watches=inputs.watches,
             origin=Origin(inputs.vocabulary, behaviour(sampling), len(inputs.training), inputs.training.identity),
+            hints=inputs.hints,
         )
         return await run_loop(config, context, interrupt, learners, parts)
 
@@ -307,7 +312,7 @@ def learners_of(config: RlvrConfig, plan: Plan, roles: Roles, temperature: float
     """Request the roles that learn or serve learning. `end` is what ends a response to a training prompt."""
     steps = config.max_steps - config.critic_warmup
     teachers = teacher_roles(config)
-    taught = _teaching(config, teachers)
+    taught = policy_teaching(config, teachers)
     load = taught.load if taught else load_policy if end.placeholder is None else load_seeing_policy
     actor_train = roles.actor_train("actor_train", config.actor_train, steps, temperature, load, end.token_ids)
     reference = roles.reference(config, temperature) if plan.reference == "role" else actor_train
@@ -331,6 +336,8 @@ class LoopParts:
     validation: Validation
     watches: Sequence[Watch]
     origin: Origin
+    hints: StepHints | None = None
+    """See `Inputs`. None in a replay."""
 
 
 async def run_loop(
@@ -349,10 +356,11 @@ async def run_loop(
         engines=parts.engines,
         trainer=learners.actor_train,
         needs_log_probs=ratio_source(config) == "trainer",
-        reference=None if context.plan.reference == "unused" else parts.asked,
+        reference=parts.asked if has_kl(config) else None,
         reference_role="reference" if context.plan.reference == "role" else "actor_train",
         critic=learners.critic,
-        teachers=step_teachers(config, phases, parts.meter.meter, learners.teachers),
+        teachers=step_teachers(config, phases, parts.meter.part, learners.teachers),
+        self_teacher=self_teacher_of(parts.hints, learners.actor_train, learners.reference, phases, parts.meter.part),
         learning=learning(config, context.plan, learners.actor_train, learners.critic, phases),
         validation=parts.validation,
         checkpointer=context.checkpointer,
@@ -388,25 +396,10 @@ def validation_of(
     return Validation(config.eval_steps, config.max_steps, sets, phases, engines, meter.part, tracker)
 
 
-def _teaching(config: RlvrConfig, teachers: Mapping[str, ReferenceConfig]) -> Teaching | None:
-    if not teachers:
-        return None
-    return teaching(config, config.actor_train.model_args, [role.model_args for role in teachers.values()])
-
-
 def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:
     """Return the sampler of training prompts."""
     rows = config.actor_train.data_args
     return PromptSampler(training, config.seed, rows and rows.domain_interleave_probs)
-
-
-def step_teachers(
-    config: RlvrConfig, phases: DevicePhases, meter: Meter, teachers: Mapping[str, Teacher]
-) -> StepTeachers | None:
-    """Return all teachers with their domains; None if there are none."""
-    domains = taught_domains(config) if teachers else {}
-    found = [DomainTeacher(role, domains[role], teacher) for role, teacher in teachers.items()]
-    return StepTeachers(found, phases, meter.part) if found else None
 
 
 def phases_of(
@@ -432,7 +425,8 @@ def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTra
     It runs group by group if the reference shares no devices and every finished group is used, and otherwise in one
     call per step.
     """
-    is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and most_batches(config) is None
+    alone = plan.reference == "role" and "reference" not in neighbours(plan.roles)
+    is_ahead = has_kl(config) and alone and most_batches(config) is None
     ask = reference.ref_log_probs
     return ReferenceAhead(ask, shaped) if is_ahead else ReferenceAtOnce(ask)
 
@@ -634,6 +628,7 @@ def credit(config: RlvrConfig) -> Credit:
         kl_horizon=config.kl_horizon,
         weigh_difficulty=config.difficulty_loss_weight,
         weigh_length=config.length_loss_weight,
+        teacher_weight=config.self_distillation.weight if config.self_distillation else 0.0,
     )
 
 

@@ -39,6 +39,7 @@ PARTS = (
     "log_probs",
     "reference",
     "teacher",
+    "self_teacher",
     "values",
     "train",
     "weight_sync",

@@ -262,6 +262,8 @@ class TrainSettings:
     """Tokens that end a turn of the template, for the export's generation_config."""
     replays_routes: bool = False
     """Whether the routers choose the experts of `Sequences.routes`."""
+    average_rate: float | None = None
+    """See `RoleModel`."""
 
     def build(self, rank: Rank) -> TrainStrategy:
         """See `Settings`."""
@@ -372,4 +374,5 @@ class DeepSpeedTrainStrategyConfig(StrategyConfig):
             model.takes_turns,
             ends,
             model.replays_routes,
+            model.average_rate,
         )

@@ -68,11 +68,13 @@ from roll.models.memory_guard import (
     readable_memory_errors,
 )
 from roll.models.offload import Offload, tensors_in
-from roll.models.packed import PackedModel, PackedPolicy, packed_inputs, score, scored_only, to_device
+from roll.models.packed import PackedModel, PackedPolicy, packed_inputs, score, scored_only
+from roll.models.pictures import to_device
 from roll.models.replay import RouteReplay
 from roll.models.routers import RouterLoss, balanced_routers
 from roll.models.weights import WeightView
 from roll.system.signs import announce
+from roll.training.deepspeed.averaged import AveragedWeights
 from roll.training.deepspeed.experts import WholeExperts, clip_whole_norm, expert_group, share_experts
 from roll.training.deepspeed.files import TAG, load, load_states, random_file
 from roll.training.deepspeed.finite import FiniteWatch
@@ -379,6 +381,7 @@ class DeepSpeedTrain:
             clip_whole_norm(self._engine, settings.max_grad_norm, expert_group(self._divisors))
         self._model, self._optimizer = model, optimizer
         self._offload = Offload(rank.device)
+        self._averaged = AveragedWeights(model, rate) if (rate := settings.average_rate) is not None else None
         if self._sharers > 1:
             self._weights: WeightView = whole_weights(self._engine, model.model, rank)
         elif self._divisors > 1:
@@ -460,6 +463,8 @@ class DeepSpeedTrain:
                 scalars[f"{metric_prefix}/skipped_updates"] += skipped
                 self._finite.settle(skipped > 0)
             self._finite.check()
+        if self._averaged:
+            self._averaged.update()
         if self._settings.takes_turns and self._rank.device == "cuda":
             # The weight sync moves the engine's weights to the same GPU. They need the memory that torch has cached for
             # activations.
@@ -556,6 +561,11 @@ class DeepSpeedTrain:
         finally:
             self._forget_routes()
 
+    def averaged_log_probs(self, micro_batches: Sequence[Sequences], temperature: float) -> list[Floats]:
+        assert self._averaged is not None, "the settings ask for no average"
+        with self._averaged.in_place():
+            return self.log_probs(micro_batches, temperature, adapter=True)
+
     @torch.no_grad()
     def values(self, micro_batches: Sequence[Sequences]) -> list[Floats]:
         self._engine.eval()
@@ -583,10 +593,15 @@ class DeepSpeedTrain:
         if self._rank.device == "cuda":
             states["cuda"] = torch.cuda.get_rng_state()
         torch.save(states, random_file(folder, self._rank.rank))
+        if self._averaged:
+            self._averaged.save(folder, self._rank.rank)
 
     def load(self, folder: Path) -> None:
         ranks, strict = self._rank.world_size, not self._is_lora
-        if not load_states(self._engine, folder, ranks, strict, self._divisors):
+        is_alike = load_states(self._engine, folder, ranks, strict, self._divisors)
+        if self._averaged:
+            self._averaged.load(folder, self._rank.rank)
+        if not is_alike:
             return
         states = load(random_file(folder, self._rank.rank))
         torch.set_rng_state(states["torch"])

@@ -37,3 +37,9 @@ def test_text_files_are_planned_and_counted(
     bad, good, count = capsys.readouterr().out.splitlines()
     assert bad.split()[:2] == ["shop/bad.yaml", "2"] and good.split()[:2] == ["shop/good.yaml", "0"]
     assert int(good.split()[2]) > 10 and count.startswith("1 of 2 ")
+
+
+def test_files_of_pictures_are_planned_on_request(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(checkout), "--pictures"]) == 0
+    (file, count) = capsys.readouterr().out.splitlines()
+    assert file.split()[:2] == ["qwen-vl-rlvr/pictures.yaml", "2"] and count.startswith("0 of 1 ")

@@ -448,12 +448,7 @@ def test_other_backends_are_called_by_their_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        (
-            {"rewards": {"cv": {"worker_cls": f"{CLASSES}.detection_reward_worker.DetectionRewardWorker"}}},
-            "rewards.cv.worker_cls",
-        ),
         ({"vlm_filter": {"enable": True}}, "vlm_filter"),
-        ({"actor_train": {"data_args": {"template": "qwen2-vl"}}}, "actor_train.data_args.template"),
         ({"actor_train": {"data_args": {"image_key": "images"}}}, "actor_train.data_args.image_key"),
         ({"actor_train": {"model_args": {"model_type": "diffusion_module"}}}, "actor_train.model_args.model_type"),
         (

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from examples.tiny.make_seeing_model import FAMILIES, write_seeing_model
+from roll.config.derived.model_shape import TILED
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.pictures import Sight, load_sight
@@ -114,6 +115,8 @@ def test_rows_of_rewards_have_no_bytes(eye: Eyes, write_jsonl: Write, tmp_path: 
         assert prompt.row["ground_truth"] == "4" and data not in json.dumps(dict(prompt.row))
         assert prompt.shown is not None and len(prompt.shown.asked().files) == (1 if number == 2 else 2)
     assert found.prompt(0, 0).row["seen"] == [{"bytes": None, "path": "a.png"}]
+    sizes = found.prompt(0, 0).row["picture_sizes"]
+    assert sizes == [list(eye.sight.size(Image.open(tmp_path / "0.png")))] * 2
     assert found.prompt(2, 2).row["other"] == "kept" and found.prompt(2, 2).row["seen"] == "0.png"
     assert [row["ground_truth"] for _, row in found.rows("seen")] == ["4"] * 3
 
@@ -139,3 +142,15 @@ def test_unusable_picture_is_a_fault_of_its_row(eye: Eyes, write_jsonl: Write, t
     with pytest.raises(DataError) as caught:
         eye.prompts(write_jsonl([asking(at("gone.png"))]))
     assert_fault(caught.value.faults, ":1", "not_found", "gone.png", "correct the path")
+
+
+def test_size_of_picture_is_that_of_its_grid(eye: Eyes, tmp_path: Path) -> None:
+    for size in ((40, 24), (96, 96), (24, 200)):
+        noise(tmp_path / "0.png", size)
+        picture = Image.open(tmp_path / "0.png")
+        width, height = eye.sight.size(picture)
+        if eye.sight.model_type in TILED:
+            assert (width, height) == size
+            continue
+        side = eye.sight.processor.patch_size * eye.sight.processor.merge_size
+        assert [[height // side, width // side]] == eye.sight.pixels([picture])[2].tolist()

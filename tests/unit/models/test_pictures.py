@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from roll.data import packing
 from roll.errors import ConfigError
 from roll.models.layers import decoder_layers
 from roll.models.load import add_lora, load_causal_model, load_policy, load_seeing_policy
+from roll.models.packed import packed_inputs
 from roll.models.pictures import PROJECTORS, freeze_vision, is_of_vision, positions, vision_parameters
 from roll.types import Pictures, Sequences
+from tests.engines.seeing import SHOWN, batch_of
 from tests.faults import assert_fault
 
 TOKEN = 261
@@ -155,13 +158,45 @@ def test_adapter_on_layer_of_tower_is_refused() -> None:
 
 def test_micro_batch_without_picture_gives_tower_zero_gradient(tmp_path: Path) -> None:
     write_seeing_model(tmp_path / "model", "qwen3_vl", seed=0)
-    from roll.models.packed import packed_inputs
-
     policy = load_seeing_policy(str(tmp_path / "model"), ModelConfig.model_validate({"dtype": "fp32"}), 0)
     sequences = packing.concatenate([np.arange(5, dtype=np.int32)], [np.arange(5) > 2])
     policy(packed_inputs(sequences, "cpu"))[0].sum().backward()
     gradients = [parameter.grad for _, parameter in vision_parameters(policy.causal)]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tower_sees_shared_pictures_once(family: str, tmp_path: Path) -> None:
+    """Responses to one prompt give the log-probs and the gradients of sequences with pictures of their own."""
+    write_seeing_model(tmp_path / "model", family, seed=0)
+    policy = load_seeing_policy(str(tmp_path / "model"), ModelConfig.model_validate({"dtype": "fp32"}), 0)
+    token: int = policy.causal.config.image_token_id
+    prompts = [batch_of(family, token, [sizes]).sequences for sizes in SHOWN]
+    chance = np.random.default_rng(0)
+    rows = {"shared": 0, "own": 0}
+    token_ids, masks = [], []
+    for prompt in (2, 2, 1, 0, 2, 0):
+        length = len(prompts[prompt].token_ids)
+        token_ids.append(np.concatenate([prompts[prompt].token_ids, chance.integers(0, 250, 4)]).astype(np.int32))
+        masks.append(np.arange(length + 4) >= length)
+    found = {}
+    for name in rows:
+        shown = [prompts[prompt].shown for prompt in (2, 2, 1, 0, 2, 0)]
+        if name == "own":
+            shown = [one and replace(one) for one in shown]
+        whole = packing.concatenate(token_ids, masks, shown)
+        # Reversed, so that the order of the rows differs from that of the sequences.
+        micro = packing.select(whole, [5, 4, 2, 1, 0])
+        assert micro.shown is not None and (micro.shown.shared is not None) == (name == "shared")
+        rows[name] = len(micro.shown.values)
+        policy.zero_grad()
+        log_probs, _ = policy(packed_inputs(micro, "cpu"))
+        log_probs.sum().backward()
+        found[name] = [log_probs.detach(), *(each.grad for _, each in policy.causal.named_parameters())]
+    assert rows["own"] > 1.9 * rows["shared"]
+    for one, other in zip(found["shared"], found["own"], strict=True):
+        assert one is not None and other is not None
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_other_pipelines_do_not_load_seeing_models(tmp_path: Path) -> None:

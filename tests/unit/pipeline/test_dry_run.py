@@ -9,13 +9,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
+from examples.tiny.make_seeing_model import build_config
 from roll.errors import BadInput, Fault
 from roll.pipeline import main
 from roll.runs.dry_run import ROWS, try_dry_run
 from tests import limits
 
+BLIND = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 300,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+}
+"""The config.json of a model of text alone."""
 GOOD = {"prompt": "What is 1 + 1?", "ground_truth": "2", "response": "2"}
 TRAINED = {"rlvr": ("gsm8k_rlvr", "actor_train"), "sft": ("quickstart/gsm8k_sft", "sft_train")}
 
@@ -120,3 +133,21 @@ def test_unusable_tool_refuses_the_dry_run(
     assert main([*words, "environments.calculator.environment=calculatr"]) == 2
     assert "did you mean 'calculator'" in capfd.readouterr().err
     assert main(words) == 0
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_rows_with_pictures_are_tried_if_model_sees(sees: bool, configured: Callable[..., Any], tmp_path: Path) -> None:
+    shape = json.loads(build_config("qwen2_5_vl").to_json_string())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(shape if sees else BLIND))
+    shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
+    # As a column `Image` of datasets: the bytes of a file, and no path.
+    table = pa.table({"messages": [shown], "images": [[{"bytes": b"PNG", "path": None}]], "ground_truth": ["4"]})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    words = (f"pretrain={tmp_path / 'model'}", f"actor_train.data_args.file_name={tmp_path / 'rows.parquet'}")
+    config = configured("tiny_rlvr_pictures", *words, "+actor_train.data_args.images=images", "eval_steps=0")
+    if sees:
+        assert any("'<image>What?'" in line for line in try_dry_run(config))
+    else:
+        with pytest.raises(BadInput):
+            try_dry_run(config)

@@ -17,6 +17,7 @@ import pytest
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.objectives import PolicyLoss
+from roll.algorithms.self_distillation import TokenGains
 from roll.data.examples import Example, ExampleSequence
 from roll.errors import RollError
 from roll.ray.device_sharing import DeviceSharing
@@ -96,6 +97,11 @@ class Parts:
         self.calls.append("teacher")
         return np.arange(2 * int(step.sequences.response_mask.sum()), dtype=np.float32).reshape(-1, 2)
 
+    async def gains(self, groups: Sequence[RolloutGroup], step: Experience, log_probs: Floats | None) -> TokenGains:
+        self.calls.append(("self_teacher", log_probs is None))
+        mask = step.sequences.response_mask
+        return TokenGains(np.arange(len(mask), dtype=np.float32) * mask, mask)
+
     async def train_step(self, batch: TrainBatch, loss: Loss, policy_version: int) -> Metrics:
         self.calls.append(("train", policy_version))
         self.batches.append(batch)
@@ -155,6 +161,7 @@ def wired(parts: Parts, **changes: Any) -> Rlvr:
         reference_role="reference",
         critic=None,
         teachers=None,
+        self_teacher=None,
         learning=Learning(phases, parts, PolicyLoss(), updates=3),
         validation=stand_in,
         checkpointer=stand_in,
@@ -223,6 +230,22 @@ def test_a_teachers_states_reach_what_learns() -> None:
     assert batch.teacher_states is not None and batch.teacher_states.tolist() == [
         [2.0 * row, 2.0 * row + 1] for row in range(8)
     ]
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_self_teachers_gains_become_advantages(needs: bool) -> None:
+    parts = Parts()
+    credit = CreditAssignment(Credit("reinforce", Normalisation(), teacher_weight=0.25))
+    run = wired(parts, max_steps=1, credit=credit, self_teacher=parts, needs_log_probs=needs)
+    asyncio.run(rlvr.train_rlvr(run, Position(0, 0)))
+    own = ["log_probs"] if needs else []
+    assert parts.calls[parts.calls.index("reference") :][: 2 + needs] == [
+        "reference",
+        *own,
+        ("self_teacher", not needs),
+    ]
+    # Rewards of 0 and 1, and gains of 3, 4, 8 and 9: the positions of the tokens.
+    assert parts.batches[0].advantages[[3, 4, 8, 9]].tolist() == [0.75, 1, 2.75, 3]
 
 
 def test_kl_in_reward_lowers_earlier_returns_more() -> None:

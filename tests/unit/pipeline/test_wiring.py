@@ -20,6 +20,7 @@ from roll.algorithms.shaping import Overlong
 from roll.config.plan.plan import make_plan
 from roll.config.schema.model import GeneratingConfig
 from roll.config.schema.rlvr import OverlongBufferConfig
+from roll.config.schema.self_distillation import SelfDistillationConfig
 from roll.models.student import TeacherTop
 from roll.rollout.filters import everything
 from roll.runs import teacher as wire_teacher
@@ -69,6 +70,7 @@ def test_a_sampling_key_reaches_its_field(keys: Mapping[str, Any], expected: Sam
 
 USERS = Method("roll.algorithms.advantages:grpo", EstimatorTraits())
 GIGPO = {"episode_reward_weight": 0.5, "step_reward_weight": 0.25, "step_reward_gamma": 0.75, "gigpo_std": False}
+SELF_TAUGHT = SelfDistillationConfig.model_validate({"sees": ["success"], "weight": 0.25})
 CREDIT: list[Case] = [
     *(
         ({"norm_mean_type": scope}, lambda credit: credit.normalisation.mean, scope)
@@ -103,6 +105,8 @@ CREDIT: list[Case] = [
     ({"kl_horizon": 77}, lambda credit: credit.kl_horizon, 77),
     ({"difficulty_loss_weight": True}, lambda credit: (credit.weigh_difficulty, credit.weigh_length), (True, False)),
     ({"length_loss_weight": True}, lambda credit: (credit.weigh_difficulty, credit.weigh_length), (False, True)),
+    ({"self_distillation": None}, lambda credit: credit.teacher_weight, 0.0),
+    ({"self_distillation": SELF_TAUGHT}, lambda credit: credit.teacher_weight, 0.25),
 ]
 
 

@@ -110,8 +110,8 @@ def test_closing_gives_up_what_is_being_asked() -> None:
         ahead = ReferenceAhead(model.log_probs, SHAPING)
         for group in taken:
             ahead.finished(group)
-        await asyncio.sleep(0)
-        assert model.at_work
+        while not model.at_work:
+            await asyncio.sleep(0)
         await ahead.aclose()
         assert not model.at_work and len(asyncio.all_tasks()) == 1
 

@@ -46,7 +46,7 @@ def group(prompt: Prompt, samples: int) -> RolloutGroup:
     return RolloutGroup(prompt, single_turns(prompt, completions, rewards))
 
 
-def test_responses_share_pixels_until_they_are_chosen() -> None:
+def test_chosen_responses_share_pixels() -> None:
     prompts = [make_prompt(number, [TOKEN, TOKEN, 1]) for number in range(3)]
     groups = [
         group(seeing(prompts[0], [2, 3], 100.0), 2),
@@ -64,7 +64,11 @@ def test_responses_share_pixels_until_they_are_chosen() -> None:
         values = np.concatenate([expected[index] for index in chosen])
         assert (shown is None) == (not len(values))
         if shown is not None:
-            assert shown.values[:, 0].tolist() == values.tolist() and shown.shared is None
+            rows = np.concatenate(
+                [np.arange(begin, begin + count) for begin, count in zip(shown.begins, shown.rows, strict=True)]
+            )
+            assert shown.values[rows, 0].tolist() == values.tolist()
+            assert len(shown.values) == len(set(values.tolist())), "what responses share is there once"
             assert shown.counts.tolist() == sequences.shown.counts[chosen].tolist()
 
 

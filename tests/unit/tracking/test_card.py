@@ -96,3 +96,13 @@ def test_an_exported_checkpoint_gets_its_card(tmp_path: Path) -> None:
     out.mkdir()
     write_card(find_source(run), out)
     assert "in 7 steps" in (out / CARD).read_text(encoding="utf-8")
+
+
+def test_adapter_of_seeing_model_is_loaded_by_transformers(tmp_path: Path) -> None:
+    base, export = tmp_path / "base", tmp_path / "export"
+    for folder in (base, export):
+        folder.mkdir()
+    (export / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}), encoding="utf-8")
+    for kind, known in (("qwen3_vl", "AutoModelForImageTextToText"), ("qwen3", "AutoPeftModelForCausalLM")):
+        (base / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
+        assert model_class(export)[1] == known

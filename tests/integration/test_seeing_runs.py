@@ -1,0 +1,79 @@
+"""Two steps of RLVR with pictures in ways that the recipes do not use, with an untrained model, and an evaluation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from examples.tiny.make_seeing_model import write_seeing_model
+from examples.tiny.make_shapes import write_shapes
+from roll.export.__main__ import main as export
+from roll.models.pictures import PROJECTORS, is_of_vision
+from tests import limits
+from tests.integration.conftest import World
+
+pytestmark = [pytest.mark.engines, pytest.mark.full]
+
+STEPS = ("max_steps=2", "save_steps=2", "eval_steps=2", "rollout_batch_size=4", "num_return_sequences_in_group=4")
+# The answers of an untrained model are all wrong, but of different lengths.
+REWARD = "rewards={shapes: {reward: length_penalty, reward_args: {short: 0, enough: 40}, world_size: 1}}"
+LORA = "{dtype: fp32, gradient_checkpointing: none, lora_target: all-linear, lora_rank: 4, lora_alpha: 8}"
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("seeing")
+    write_seeing_model(folder / "model", "qwen3_vl", seed=0)
+    write_shapes(folder / "output/tiny/shapes", rows=64, seed=0, held_out=8)
+    return World(folder)
+
+
+def changed_by(world: World, name: str, *words: str) -> set[str]:
+    """Run two steps, and return the names of the parameters that they changed."""
+    outcome = world.run(
+        "--config-name", "tiny/tiny_rlvr_pictures", "pretrain=model", f"output_dir={name}", *STEPS, REWARD, *words
+    )
+    assert outcome.status == 0, outcome.output
+    assert all(row["mismatch/logprob_abs_diff_mean"] < 1e-5 for row in world.metrics(name) if row["step"])
+    assert export([str(world.folder / name), str(world.folder / f"{name}-hf"), "--format", "hf"]) == 0
+    before, after = (
+        AutoModelForImageTextToText.from_pretrained(world.folder / folder, dtype=torch.float32)
+        for folder in ("model", f"{name}-hf")
+    )
+    return {key for key, weight in after.named_parameters() if not torch.equal(weight, before.get_parameter(key))}
+
+
+def test_generation_ahead_of_training_sees_pictures(untrained: World) -> None:
+    changed = changed_by(untrained, "ahead", "async_generation_ratio=1")
+    assert any(map(is_of_vision, changed)) and untrained.metrics("ahead")[-1]["staleness/max"] >= 1
+
+
+def test_frozen_tower_stays_with_zero3(untrained: World) -> None:
+    zero3 = "actor_train.strategy_args.strategy_config={zero_optimization: {stage: 3}}"
+    changed = changed_by(untrained, "frozen", zero3, "++actor_train.model_args.freeze_vision=tower")
+    seen = {name for name in changed if is_of_vision(name)}
+    assert seen and all(PROJECTORS.search(name) for name in seen), "only the projector of the tower is trained"
+    assert changed - seen
+
+
+def test_merged_adapter_is_synced_and_evaluated(untrained: World) -> None:
+    outcome = untrained.run(
+        *("--config-name", "tiny/tiny_rlvr_pictures", "pretrain=model", "output_dir=adapted", *STEPS, REWARD),
+        f"actor_train.model_args={LORA}",
+        "++weight_sync.lora=merged",
+    )
+    assert outcome.status == 0, outcome.output
+    metrics = untrained.metrics("adapted")
+    assert all(row["mismatch/logprob_abs_diff_mean"] < 1e-5 for row in metrics if row["step"])
+    command = [sys.executable, "-m", "roll.evaluate", "adapted", "--samples", "2"]
+    done = subprocess.run(command, cwd=untrained.folder, capture_output=True, text=True, timeout=limits.RUN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [found] = (untrained.folder / "adapted/evaluations").iterdir()
+    samples = [json.loads(line) for line in (found / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 8 and all(Path(sample["pictures"][0]).is_file() for sample in samples)
