@@ -207,7 +207,12 @@ def _try_source(source: Source, read: RowReader) -> tuple[list[str], list[Fault]
 
 def _environment_faults(config: RlvrConfig) -> list[Fault]:
     """Return the faults of environments that cannot be loaded, of their tools, and of agents that cannot be started."""
-    sections, seconds = environments_with_variables(config), config.deadlines.start
+    seconds = config.deadlines.start
+    # Without images, which a run would unpack or pull
+    sections = {
+        domain: section.model_copy(update={"image": None})
+        for domain, section in environments_with_variables(config).items()
+    }
     loaded = asyncio.run(try_environments(sections, {}, seconds, _no_problem))
     return [*loaded, *agent_faults(sections, seconds)]
 

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20

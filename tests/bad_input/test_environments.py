@@ -15,6 +15,7 @@ WORLD = "+environments={calculator: {rows: 10}}"
 NO_ROWS = "+environments={calculator: {max_turns: 2}}"
 AGENT, MCP = "+environments.calculator.agent", "environments.calculator.mcp"
 TAG = "environments.calculator.tag_included=[sums]"
+SHELL = "+environments={sums: {environment: shell, image: tasks, step_timeout: 90, max_turns: 30}}"
 CASES = [
     (["~rewards"], "rewards", "missing", "missing", "each domain"),
     (["~actor_train.data_args"], "actor_train.data_args", "missing", "missing", "with the data file"),
@@ -129,6 +130,26 @@ CASES = [
         "0",
         "above 0",
     ),
+    (
+        ["+environments={sums: {environment: shell, image: ./image}}"],
+        *("environments.sums.step_timeout", "too_small", "10 s", "command_seconds"),
+    ),
+    (
+        [SHELL, "environments.sums.image=./nowhere"],
+        *("environments.sums.image", "not_found", "./nowhere", "make the image"),
+    ),
+    (
+        [SHELL, "+environments.sums.container={memory_gib: 9}"],
+        *("environments.sums.container.memory_gib", "too_large", "9 GiB", "memory_gib to 9"),
+    ),
+    (
+        [WORLD, "+environments.calculator.container={cpus: 2}"],
+        *("environments.calculator.container", "owner_missing", "no image", "set image"),
+    ),
+    (
+        [SHELL, "+environments.sums.container={engine: lxc}"],
+        *("environments.sums.container.engine", "not_allowed", "lxc", "podman"),
+    ),
     ([WORLD, "adv_estimator=remax"], "adv_estimator", "not_supported", "'remax'", "grpo"),
     ([WORLD, "+overlong_buffer={len: 4}"], "overlong_buffer", "not_supported", "several turns", "remove it"),
     (
@@ -193,6 +214,7 @@ def test_it_is_refused(
         [WORLD, "+rewards.calculator={reward: math_rule}"],
         ["+environments={sums: {tools: ['a:b'], rows: 4}}", "+rewards.sums={reward: math_rule}"],
         [WORLD, "+validation={rows: {calculator: 4}}", "eval_steps=1"],
+        [SHELL, "+environments.sums.container={memory_gib: 2, disk_gib: 0.25, network: true}"],
     ],
 )
 def test_it_is_taken(judged: Callable[..., str | None], overrides: list[str]) -> None:

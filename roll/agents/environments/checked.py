@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
+from roll.agents.containers.container import ContainerSettings
 from roll.agents.environments.base import MalformedCalls, Observation, Step
 from roll.data.messages import ROLE_OF, MessageFault, text_of
 from roll.errors import EnvironmentFailed
@@ -54,6 +55,7 @@ class EnvironmentAssignment(Assignment):
     environment_args: Mapping[str, Any]
     tools: tuple[str, ...]
     mcp: tuple[McpServer, ...]
+    containers: ContainerSettings = field(default_factory=ContainerSettings)
 
 
 class Call(NamedTuple):

@@ -39,10 +39,15 @@ from roll.hosted.raised import raised_where
 from roll.registry import imported_module, nearest, split_path
 
 if TYPE_CHECKING:  # the import takes a second and is needed only for MCP servers
+    from roll.agents.containers.pool import Containers
     from roll.agents.mcp_tools import McpTools
 
 METHODS: Mapping[str, tuple[Any, ...]] = {"reset": ({}, 0), "step": ({},), "close": ()}
 """Methods that an environment must have, with example arguments."""
+
+
+CONTAINERS = "containers"
+"""Parameter of environments that start containers; roll gives it."""
 
 
 class LoadedEnvironment(NamedTuple):
@@ -55,6 +60,8 @@ class LoadedEnvironment(NamedTuple):
     is_plain: bool
     """Whether no method and no tool is `async def`."""
     malformed_calls: MalformedCalls
+    takes_containers: bool
+    """Whether the class has a parameter `containers`."""
 
 
 def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
@@ -66,8 +73,9 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
     """
     place, environment = f"environments.{assignment.domain}", assignment.environment
     make = _class(environment, place)
+    takes_containers = CONTAINERS in inspect.signature(make).parameters
     try:
-        inspect.signature(make).bind(**assignment.environment_args)
+        inspect.signature(make).bind(**assignment.environment_args, **({CONTAINERS: None} if takes_containers else {}))
     except TypeError as error:
         takes = f"the class accepts {inspect.signature(make)}"
         raise ConfigError(
@@ -83,12 +91,15 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
         raise ConfigError(
             Fault(f"{place}.environment", problem, f"set it to one of {', '.join(MALFORMED)}", "not_allowed")
         )
+    if assignment.containers.image is not None and not takes_containers:
+        problem = f"set, but '{environment}' has no parameter '{CONTAINERS}', so it starts no container"
+        raise ConfigError(Fault(f"{place}.image", problem, "remove it, or set environment: shell", "unread"))
     known = _tools(assignment.tools, f"{place}.tools")
     side_by_side = (
         inspect.iscoroutinefunction(make.reset) and inspect.iscoroutinefunction(make.step) and known.all_async
     )
     is_plain = not any(inspect.iscoroutinefunction(getattr(make, name)) for name in METHODS) and not known.any_async
-    return LoadedEnvironment(make, known, side_by_side, is_plain, malformed_calls)
+    return LoadedEnvironment(make, known, side_by_side, is_plain, malformed_calls, takes_containers)
 
 
 def _class(name: str, place: str) -> Any:
@@ -244,6 +255,7 @@ class Sessions(Served[Call]):
     def __init__(self, assignment: EnvironmentAssignment) -> None:
         self._assignment, self._loaded = assignment, load_environment(assignment)
         self.side_by_side, self.traits = self._loaded.side_by_side, self._loaded.malformed_calls
+        self._containers = self._pool(assignment) if self._loaded.takes_containers else None
         self._hosted: dict[int, Hosted] = {}
         self._running: dict[int, asyncio.Task[Any] | None] = {}
         self._runner = None if self._loaded.is_plain and not assignment.mcp else asyncio.Runner()
@@ -284,6 +296,8 @@ class Sessions(Served[Call]):
         if call.method == "reset":
             # Each environment gets its own copy, so that changes to its arguments do not affect the next one.
             environment_args = pickle.loads(pickle.dumps(self._assignment.environment_args))
+            if self._containers is not None:
+                environment_args = {**environment_args, CONTAINERS: self._containers}
             hosted = self._hosted[call.session] = Hosted(
                 self._loaded.make(**environment_args), self._loaded.tools, self._servers()
             )
@@ -293,6 +307,19 @@ class Sessions(Served[Call]):
         if (closed := self._hosted.pop(call.session, None)) is not None:
             await closed.close()
         return None
+
+    @staticmethod
+    def _pool(assignment: EnvironmentAssignment) -> Containers:
+        """Return the source of containers, with the domain's image ready. Raises ConfigError if it cannot be used."""
+        from roll.agents.containers.layout import BadImage
+        from roll.agents.containers.pool import Containers
+
+        containers = Containers(assignment.containers)
+        try:
+            containers.prepare()
+        except BadImage as error:
+            raise ConfigError(error.fault(f"environments.{assignment.domain}.image")) from error
+        return containers
 
     def _servers(self) -> McpTools | None:
         if not self._assignment.mcp:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from roll.agents.containers.container import ContainerBounds, ContainerSettings
 from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
 from roll.agents.environments.checked import (
     Call,
@@ -24,12 +25,12 @@ from roll.agents.environments.checked import (
     outcome_of,
     read_malformed_calls,
 )
-from roll.config.derived.domains import environment_of
+from roll.config.derived.domains import SHELL, environment_of
 from roll.config.schema.environments import EnvironmentConfig
 from roll.errors import EnvironmentFailed, NeighbourFailed
 from roll.hosted.process import HostedProcess, Hosting, Loss, settle
 from roll.hosted.protocol import Reply
-from roll.system.sizes import GIB
+from roll.system.sizes import GIB, MIB
 from roll.system.tree import TreeBounds
 
 LOG = logging.getLogger(__name__)
@@ -51,11 +52,12 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
 
     def __init__(self, domain: str, section: EnvironmentConfig, start_seconds: float) -> None:
         """`section` is the domain's block; `start_seconds` the deadline for the child to start and to import."""
-        bounds = TreeBounds(int(section.memory_gib * GIB), section.max_processes)
+        bounds = tree_bounds(domain, section)
         servers = tuple(McpServer(one.command or (), one.url, one.call_timeout) for one in section.mcp)
         name, given = environment_of(domain, section), section.environment_args
         assignment = EnvironmentAssignment(
-            domain, section.step_timeout, bounds.memory_bytes, name, given, section.tools, servers
+            *(domain, section.step_timeout, int(section.memory_gib * GIB), name, given, section.tools, servers),
+            containers=container_settings(section),
         )
         place, envs = f"environments.{domain}", section.system_envs
         hosting = Hosting(CHILD, "environment", place, "reply", assignment, envs, bounds, start_seconds)
@@ -163,6 +165,26 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
             settle(asked.done, EnvironmentFailed("the process was closed") if self._closed else error)
         self._waiting.clear()
         self._sessions.update(dict.fromkeys(self._sessions, f"it failed: {error}"))
+
+
+def container_settings(section: EnvironmentConfig) -> ContainerSettings:
+    """Return how the environments of a domain hold their containers."""
+    given = section.container
+    memory, disk = (int(size * GIB / MIB) for size in (given.memory_gib, given.disk_gib))
+    bounds = ContainerBounds(given.cpus, memory, disk, given.max_processes, given.network)
+    return ContainerSettings(section.image, given.engine, bounds, given.warm, given.cache)
+
+
+def tree_bounds(domain: str, section: EnvironmentConfig) -> TreeBounds:
+    """Return the limits of an environment process with its descendants, to which containers of bubblewrap belong.
+
+    Each episode may have two, its own and that of the verdict. Each has three processes beside those that it may start.
+    """
+    has_containers = section.image is not None or environment_of(domain, section) == SHELL
+    containers = 2 * section.sessions_per_process + section.container.warm if has_containers else 0
+    memory = section.memory_gib + containers * section.container.memory_gib
+    processes = section.max_processes + containers * (section.container.max_processes + 3)
+    return TreeBounds(int(memory * GIB), processes)
 
 
 def _lost_with_process(why: str) -> NeighbourFailed:

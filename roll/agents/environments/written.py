@@ -75,11 +75,12 @@ class Templates:
 class WrittenAction:
     """Finds the action in a text."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, key: str = "action_pattern") -> None:
         """
         Args:
             pattern: regular expression. The action is the last group that matched (of nested ones, the outer), or the
                 whole match.
+            key: name of the argument that gave it.
 
         Raises:
             ValueError: the pattern is not a regular expression.
@@ -87,7 +88,7 @@ class WrittenAction:
         try:
             self._pattern = re.compile(pattern, re.DOTALL)
         except re.error as error:
-            raise ValueError(f"action_pattern '{pattern}' is not a regular expression: {error}") from error
+            raise ValueError(f"{key} '{pattern}' is not a regular expression: {error}") from error
 
     def __call__(self, text: str) -> str | None:
         """Return the action of the pattern's first match, without the spaces around it; None without a match."""

@@ -9,9 +9,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from roll.config.derived.domains import (
+    COMMAND_SECONDS,
     ENVIRONMENTS,
     MOST_STEPS,
+    SHELL,
+    STEP_MARGIN,
     TOOL_USE,
+    VERIFY_SECONDS,
     environment_of,
     named_rewards,
     own_tasks,
@@ -19,7 +23,7 @@ from roll.config.derived.domains import (
 )
 from roll.config.derived.fixed_roles import PREFIX, model_reward, names_file
 from roll.config.derived.placement import judged_in_turn, model_roles
-from roll.config.schema.environments import AgentConfig, EnvironmentConfig
+from roll.config.schema.environments import AgentConfig, ContainerConfig, EnvironmentConfig
 from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, ModelRewardKeys
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import QueryFilterConfig, RewardConfig
@@ -250,6 +254,7 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
         yield from _unknown_environment(f"{ENVIRONMENTS}{domain}", environment_of(domain, section))
         yield from _domain(f"{ENVIRONMENTS}{domain}", section)
         yield from _environment_name(domain, section)
+        yield from _containers(f"{ENVIRONMENTS}{domain}", section, environment_of(domain, section))
         reports, environment = section.agent is not None and section.agent.gives_reward, environment_of(domain, section)
         if reports and environment != TOOL_USE:
             problem = f"'{environment}', but the agent gives the reward of its episodes"
@@ -276,6 +281,29 @@ def environment_key_faults(config: RlvrConfig) -> Iterator[Fault]:
             )
     if config.environments:
         yield from _other_keys(config)
+
+
+def _containers(where: str, section: EnvironmentConfig, environment: str) -> Iterator[Fault]:
+    """Yield faults of containers that could not have what they may use, and of deadlines that would break episodes."""
+    memory = section.container.memory_gib
+    if environment == SHELL and memory > section.memory_gib:
+        problem = f"{memory:g} GiB, but {where}.memory_gib is {section.memory_gib:g}, which its processes inherit"
+        yield Fault(f"{where}.container.memory_gib", problem, f"raise {where}.memory_gib to {memory:g}", "too_large")
+    usual = ContainerConfig.model_validate({})
+    if section.image is None and environment != SHELL and section.container != usual:
+        problem = "set, but there is no image, so the environment starts no container"
+        yield Fault(f"{where}.container", problem, "set image as well, or remove it", "owner_missing")
+    deadlines = {"command_seconds": COMMAND_SECONDS, "verify_seconds": VERIFY_SECONDS}
+    given = [section.environment_args.get(key, usual) for key, usual in deadlines.items()]
+    if environment != SHELL or not all(isinstance(one, int | float) for one in given):
+        return
+    if section.step_timeout <= (least := sum(given) + STEP_MARGIN):
+        problem = (
+            f"{section.step_timeout:g} s, but a step may take {least:g} s (command_seconds, verify_seconds, and "
+            f"{STEP_MARGIN:g} s to start a container): a slow command would break the episode"
+        )
+        remedy = f"raise it above that, for example to {least + 10:g}, or lower them in {where}.environment_args"
+        yield Fault(f"{where}.step_timeout", problem, remedy, "too_small")
 
 
 def _unknown_environment(where: str, name: str) -> Iterator[Fault]:

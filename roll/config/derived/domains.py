@@ -19,9 +19,18 @@ ENVIRONMENTS = "environments."
 """Prefix of the names of worker groups that run environments."""
 TOOL_USE = "tool_use"
 """Environment of a domain that has only tools or an agent."""
-MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4}
+MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4, "shell": 30}
 """Default of `max_steps`, by environment. Only the built-in environments with this key are listed."""
 
+PATHS = ("/", "./", "../", "~")
+"""Beginnings of images that are paths, even if there is nothing there. Others are names if they do not exist."""
+SHELL = "shell"
+COMMAND_SECONDS, VERIFY_SECONDS = 10.0, 60.0
+"""Defaults of the environment `SHELL`: the deadlines of a command and of the one that judges, in seconds."""
+STEP_MARGIN = 5.0
+"""Seconds of a step for the rest: to start a container for the verdict, and to copy files."""
+JUDGED_IN = ("fresh", "same")
+"""Values of its `judged_in`; the first is the default."""
 PACKAGES_OF_ENVIRONMENTS: Mapping[str, tuple[str, str]] = {"gymnasium": ("gymnasium", "gymnasium>=1.0,<2")}
 """By built-in environment: the module that it imports, and what pip installs for it. Others need no further package."""
 

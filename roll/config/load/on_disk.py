@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from roll.config.derived.batch import learner, longest_sequence, longest_taught
-from roll.config.derived.domains import ENVIRONMENTS, PACKAGES_OF_ENVIRONMENTS, environment_of, named_rewards
+from roll.config.derived.domains import ENVIRONMENTS, PACKAGES_OF_ENVIRONMENTS, PATHS, environment_of, named_rewards
 from roll.config.derived.fixed_roles import names_file
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles, started_roles
@@ -74,6 +74,7 @@ def check_disk(config: Config) -> DiskFacts:
         found.missing += _keys_of_judges(config)
         found.missing += _packages_of_rewards(config)
         found.missing += _packages_of_environments(config)
+        found.missing += _images(config)
         _templates_of_judges(config, found)
     _run_folder(config, found)
     _checkpoint(config, found)
@@ -206,6 +207,15 @@ def _packages_of_environments(config: RlvrConfig) -> Iterator[Fault]:
             place = f"{ENVIRONMENTS}{domain}" + (".environment" if section.environment is not None else "")
             problem = f"the package {module}, whose environments it plays, is missing"
             yield Fault(place, problem, f"python -m pip install '{requirement}'", "not_installed")
+
+
+def _images(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of images that are paths, at which there is nothing."""
+    for domain, section in config.environments.items():
+        if section.image and section.image.startswith(PATHS) and not Path(section.image).expanduser().exists():
+            remedy = f"correct the path, or make the image; relative paths start at {Path.cwd()}"
+            problem = f"there is no file or folder '{section.image}'"
+            yield Fault(f"{ENVIRONMENTS}{domain}.image", problem, remedy, "not_found")
 
 
 def _without_flash(config: Config) -> list[str]:

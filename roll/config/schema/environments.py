@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
-from roll.config.schema.base import Number, PositiveFloat, PositiveInt, Ranks, Seconds, StrictConfig, VariableText
+from roll.config.schema.base import (
+    NonNegativeInt,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Ranks,
+    Seconds,
+    StrictConfig,
+    VariableText,
+)
 
 LAST_PORT = 65535
 
@@ -83,6 +92,32 @@ class GatewayConfig(StrictConfig):
     )
 
 
+class ContainerConfig(StrictConfig):
+    """The containers in which an environment runs commands."""
+
+    engine: Literal["auto", "bubblewrap", "podman", "docker"] = Field(
+        "auto",
+        description="What holds the containers. `auto`: bubblewrap for an image that is a path; for a name podman, or "
+        "docker if podman is not installed.",
+    )
+    cpus: PositiveInt = Field(1, le=4096, description="CPU cores of a container.")
+    memory_gib: PositiveFloat = Field(1.0, le=65536, description="Memory limit of a container in GiB.")
+    disk_gib: PositiveFloat = Field(
+        0.5,
+        le=65536,
+        description="What a container may write over its image, in GiB. With bubblewrap these files are in memory, in "
+        "addition to `memory_gib`; with podman and docker it limits each file.",
+    )
+    max_processes: PositiveInt = Field(
+        128, le=65536, description="Largest number of processes and threads of a container."
+    )
+    network: bool = Field(False, description="Whether containers may use the network.")
+    warm: NonNegativeInt = Field(
+        1, le=4096, description="Number of containers that each process keeps ready, beside those in use."
+    )
+    cache: str = Field("~/.cache/roll/images", description="Folder of unpacked images, on each host.")
+
+
 class EnvironmentConfig(StrictConfig):
     """The environment of one domain.
 
@@ -107,6 +142,14 @@ class EnvironmentConfig(StrictConfig):
         None,
         description="An external agent that runs the episode instead of the built-in loop over turns; see "
         "docs/agents.md.",
+    )
+    image: str | None = Field(
+        None,
+        description="Image of the containers in which the environment runs commands: the path of an OCI layout (a "
+        "folder or a tar file), or a name for podman and docker. A row may name its own in the column `image`.",
+    )
+    container: ContainerConfig = Field(
+        default_factory=lambda: ContainerConfig.model_validate({}), description="Containers of the environment."
     )
     rows: PositiveInt | None = Field(
         None,

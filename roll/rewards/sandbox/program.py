@@ -18,6 +18,7 @@ from typing import Any
 
 from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, SandboxUnavailable, start_sandbox
 from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
+from roll.system.sizes import MIB
 
 GRACE_SECONDS = 30.0
 """Seconds for the sandbox to start and to report, in addition to the program's wall-clock limit."""
@@ -25,7 +26,6 @@ KILL_SECONDS = 30.0
 """Seconds to wait for a killed process. It ends at once unless the kernel is blocked."""
 COMPLAINT_BYTES = 2000
 OPEN_FILES, THREADS, STACK_BYTES = 64, 64, 64 << 20
-MIB = 1 << 20
 
 
 class CaseEnd(IntEnum):

@@ -11,6 +11,7 @@ import pytest
 from roll.cluster import cluster_parser
 from roll.convert.__main__ import convert_parser
 from roll.data.prepare import prepare_parser
+from roll.data.terminal_tasks import terminal_parser
 from roll.doctor.__main__ import doctor_parser
 from roll.evaluation.command import main as evaluate
 from roll.export.__main__ import export_parser
@@ -27,6 +28,7 @@ PARSERS = {
     "roll.cluster": cluster_parser,
     "roll.convert": convert_parser,
     "roll.data.prepare": prepare_parser,
+    "roll.data.terminal_tasks": terminal_parser,
     "roll.doctor": doctor_parser,
     "roll.export": export_parser,
 }

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from examples.tiny.make_image import write_machine_image
 from roll.agents.environments.base import Observation, Step
 from roll.agents.environments.checked import MOST_MESSAGES, MOST_METRICS, MOST_REPLY, MOST_STATE
 from roll.agents.environments.process import EnvironmentProcess
@@ -22,7 +23,7 @@ from tests.unit.environments.running import calls, says
 from tests.unit.rewards.running import run
 
 PAGE = "docs/environments.md"
-LINES = {"my_environments.py": 30, "my_tools.py": 11}
+LINES = {"my_environments.py": 30, "my_tools.py": 11, "my_containers.py": 26}
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Envir
     for block in blocks(PAGE):
         if (file := block.option("file")) is not None:
             (tmp_path / file).write_text(block.text, encoding="utf-8")
-        else:
+        elif block.info.startswith("yaml"):
             found |= yaml.safe_load(block.text)["environments"]
     return {name: EnvironmentConfig.model_validate_json(json.dumps(keys)) for name, keys in found.items()}
 
@@ -83,6 +84,15 @@ def test_the_tool_answers(sections: dict[str, EnvironmentConfig]) -> None:
     assert json.loads(known) == 127_000
     assert unknown.startswith("Error: KeyError")
     assert step.metrics == {"tool_errors": 1.0}
+
+
+def test_an_environment_with_a_container_plays(sections: dict[str, EnvironmentConfig], tmp_path: Path) -> None:
+    write_machine_image(tmp_path / "image")
+    keys = {"environment": "my_containers:Sorted", "image": str(tmp_path / "image")}
+    section = EnvironmentConfig.model_validate({**keys, "container": {"cache": str(tmp_path / "cache")}})
+    for command, reward in (("sort names -o names", 0.0), ("printf 'Ada\\nEve\\n' > names", 1.0)):  # it has no `sort`
+        _, [step] = played("sorted", section, says(command))
+        assert step.reward == reward
 
 
 def test_environments_page_lists_environments_and_limits() -> None:

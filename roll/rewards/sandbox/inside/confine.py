@@ -11,8 +11,11 @@ import os
 import resource
 import signal
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+TYPE_CHECKING = False  # `typing` takes longer to import than all else here
+if TYPE_CHECKING:
+    from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 38, 22
 SECCOMP_MODE_FILTER = 2
@@ -57,6 +60,41 @@ FORBIDDEN = (
     *(175, 176, 313, 246, 320, 169, 167, 168, 163, 164, 170, 171, 172, 173, 179, 443),
     *(103, 153, 154, 135, 212, 256, 279),
 )
+FORBIDDEN_TO_COMMANDS = (
+    # shmget, msgget, mq_open, memfd_create and _secret: memory that no limit counts
+    *(29, 68, 240, 319, 447),
+    *(272, 308, 155, 165, 166, 428, 429, 430, 431, 432, 433, 442),  # unshare, setns, mounts
+    # process_vm_readv and _writev, file handles, aio contexts, inotify and fanotify, io_uring, bpf, perf_event_open,
+    # userfaultfd, keys: kernel memory, and interfaces with a history of faults
+    *(310, 311, 303, 304, 206, 253, 294, 300, 425, 426, 427, 321, 298, 323, 248, 249, 250),
+    *(162, 306),  # sync and syncfs of the machine
+    *(
+        175,
+        176,
+        313,
+        246,
+        320,
+        169,
+        167,
+        168,
+        163,
+        164,
+        170,
+        171,
+        172,
+        173,
+        179,
+        443,
+        103,
+        153,
+        154,
+        135,
+        212,
+        256,
+        279,
+    ),
+)
+"""System calls that commands of a container may not make. Unlike programs of the sandbox they may start processes."""
 NEEDLESS = (74, 75, 277, 26, 221, 187)
 """fsync, fdatasync, sync_file_range, msync, fadvise64, readahead: they return 0 and do nothing. /tmp is in memory, and
 the other files belong to the machine.
@@ -66,7 +104,7 @@ INODES = 4096
 """Files, folders and names in /tmp. A limit on its size does not limit them, and each takes about 1 KiB of the kernel.
 """
 RLIMIT_SIGPENDING, PENDING_SIGNALS = 11, 64
-MS_NOSUID, MS_NODEV, MS_REMOUNT = 2, 4, 32
+MS_NOSUID, MS_NODEV, MS_REMOUNT, MNT_DETACH = 2, 4, 32, 2
 
 
 def confine(limits: Mapping[str, Any]) -> None:
@@ -78,15 +116,15 @@ def confine(limits: Mapping[str, Any]) -> None:
     Raises:
         OSError: the kernel refuses a limit or the filter.
     """
-    _limit(resource.RLIMIT_CPU, limits["cpu_seconds"])
-    _limit(resource.RLIMIT_AS, limits["memory_bytes"])
-    _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
-    _limit(resource.RLIMIT_NOFILE, limits["open_files"])
-    _limit(resource.RLIMIT_NPROC, limits["threads"])
-    _limit(resource.RLIMIT_STACK, limits["stack_bytes"])
-    _limit(RLIMIT_SIGPENDING, PENDING_SIGNALS)
+    limit(resource.RLIMIT_CPU, limits["cpu_seconds"])
+    limit(resource.RLIMIT_AS, limits["memory_bytes"])
+    limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
+    limit(resource.RLIMIT_NOFILE, limits["open_files"])
+    limit(resource.RLIMIT_NPROC, limits["threads"])
+    limit(resource.RLIMIT_STACK, limits["stack_bytes"])
+    limit(RLIMIT_SIGPENDING, PENDING_SIGNALS)
     for nothing in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
-        _limit(nothing, 0)
+        limit(nothing, 0)
     _drop_capabilities()
     _filter_calls(_program(os.getpid()))
 
@@ -101,13 +139,16 @@ def bound_inodes() -> None:
     options = f"nr_inodes={INODES}".encode()
     _check(library.mount(b"tmpfs", b"/tmp", None, MS_REMOUNT | MS_NOSUID | MS_NODEV, options), "mount /tmp")
     if os.geteuid():
-        _check(library.capset(struct.pack("=II", CAPABILITY_VERSION, 0), bytes(24)), "capset")
+        drop_all_capabilities()
 
 
-def leave_root() -> None:
+def leave_root(seen_as_root: bool = False) -> None:
     """Change from root to an unprivileged user in a new user namespace that maps no other user.
 
     In the new namespace, the limit on threads does not count processes that this user runs elsewhere.
+
+    Args:
+        seen_as_root: whether the user has the number 0 in the namespace, as programs of images expect. Needs `/proc`.
 
     Raises:
         OSError: the kernel forbids user namespaces, or root may not change to another user.
@@ -116,8 +157,20 @@ def leave_root() -> None:
     os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     library = ctypes.CDLL(None, use_errno=True)
-    # Grants all capabilities in the new namespace; the next call drops them
+    # Grants all capabilities in the new namespace; the last call drops them
     _check(library.unshare(CLONE_NEWUSER), "unshare")
+    if seen_as_root:
+        _control(PR_SET_DUMPABLE, 1)  # the change of user has made these files root's
+        mapped = f"0 {UNPRIVILEGED} 1".encode()
+        for name, line in (("setgroups", b"deny"), ("uid_map", mapped), ("gid_map", mapped)):
+            with open(f"/proc/self/{name}", "wb", buffering=0) as file:
+                file.write(line)
+    drop_all_capabilities()
+
+
+def drop_all_capabilities() -> None:
+    """Give up all capabilities. With `forbid_calls` no program that this process starts gets any."""
+    library = ctypes.CDLL(None, use_errno=True)
     _check(library.capset(struct.pack("=II", CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
@@ -134,6 +187,33 @@ def _drop_capabilities() -> None:
     _check(library.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)), "capset")
 
 
+def forbid_calls(forbidden: Sequence[int]) -> None:
+    """Make system calls fail for this process and all that it starts, and user namespaces with them.
+
+    Programs that it starts get no further rights either: capabilities, or those of another user.
+
+    Raises:
+        OSError: the kernel refuses the filter.
+    """
+    rules = [
+        *(_step(LOAD, ARCHITECTURE), _step(JUMP_EQUAL, X86_64, 1, 0), _step(RETURN, KILL)),
+        *(_step(LOAD, NUMBER), _step(JUMP_AT_LEAST, X32, 0, 1), _step(RETURN, EPERM)),
+        # A filter cannot read its flags; glibc then uses clone
+        *(_step(JUMP_EQUAL, CLONE3, 0, 1), _step(RETURN, ENOSYS)),
+        *(_step(JUMP_EQUAL, CLONE, 0, 4), _step(LOAD, ARGUMENT), _step(JUMP_SET, CLONE_NEWUSER, 0, 1)),
+        *(_step(RETURN, EPERM), _step(RETURN, ALLOW)),
+    ]
+    for number in forbidden:
+        rules += [_step(JUMP_EQUAL, number, 0, 1), _step(RETURN, EPERM)]
+    _filter_calls(b"".join([*rules, _step(RETURN, ALLOW)]))
+
+
+def detach(place: str) -> None:
+    """Unmount a folder, of which this process keeps what it has open or mapped. Raises OSError if it may not."""
+    library = ctypes.CDLL(None, use_errno=True)
+    _check(library.umount2(place.encode(), MNT_DETACH), f"umount2 {place}")
+
+
 def end_with_parent() -> None:
     """Make Linux kill this process when its parent ends. Needed if there is no process namespace."""
     _control(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -144,7 +224,8 @@ def hide_memory() -> None:
     _control(PR_SET_DUMPABLE, 0)
 
 
-def _limit(which: int, most: int) -> None:
+def limit(which: int, most: int) -> None:
+    """Lower a resource limit of this process for good. A lower one that it has already stays."""
     hard = resource.getrlimit(which)[1]
     bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(which, (bound, bound))
