@@ -240,6 +240,7 @@ class Scene:
                 reference_role="reference",
                 critic=None,
                 teachers=None,
+                self_teacher=None,
                 learning=Learning(phases, self.train, PolicyLoss(kl_coef=0.1), SHAPE.updates),
                 validation=Validation(0, 1, (), phases, engines, self.parts, tracking),
                 checkpointer=steps,

@@ -349,8 +349,8 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "reference asked ahead on shared devices": Mutant(
         "roll/runs/rlvr/wiring.py",
-        'is_ahead = plan.reference == "role" and "reference" not in neighbours(plan.roles) and',
-        'is_ahead = plan.reference == "role" and',
+        'alone = plan.reference == "role" and "reference" not in neighbours(plan.roles)',
+        'alone = plan.reference == "role"',
         "pipeline/test_wire_rlvr.py::test_reference_works_ahead_only_on_own_devices",
     ),
     "no validation after the last step": Mutant(

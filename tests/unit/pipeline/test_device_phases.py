@@ -169,6 +169,7 @@ async def run(work: Work, reference: str, steps: int, resumed: bool = False, own
         reference_role="reference" if reference == "role" else "actor_train",
         critic=None,
         teachers=None,
+        self_teacher=None,
         learning=Learning(work.phases, work, PolicyLoss(), updates=1),
         validation=stand_in,
         checkpointer=stand_in,
