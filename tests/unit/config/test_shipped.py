@@ -22,6 +22,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "ifeval": {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
     "crossthinkqa": {"ground_truth": "A"},
     "multiple_choice": {"ground_truth": "A"},
+    "grounding": {"ground_truth": "[1, 2, 3, 4]"},
+    "detection": {
+        "ground_truth": '<answer>[{"bbox_2d": [1, 2, 3, 4], "label": "a"}]</answer>',
+        "reward_model": {"verifier_parm": {"det_reward_ratio": {"map": 1.0}}},
+    },
     "reasoning_gym": {"ground_truth": "4", "metadata": {"source_dataset": "chain_sum"}},
 }
 """Rows of rewards that do not judge the row of a sum."""
