@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
 
 from roll.backend import Rank
 from roll.config.schema.model import ModelConfig
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
+from roll.engines.vllm.strategy import QUANTIZATION
 from roll.errors import WeightSyncError
 from roll.models.packed import PackedPolicy
 from roll.models.weights import WeightView
@@ -113,3 +115,19 @@ def test_weights_that_were_not_sent_are_named(engine: Running, small_model: Path
     buckets = engine.buckets(WeightView(whole.model), leave_out=[left_out])
     with pytest.raises(WeightSyncError, match=left_out):
         engine.wait(engine.update(buckets, engine.version + 1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_kept"),
+    [
+        ("model.layers.3.mlp.gate", True),
+        ("model.layers.3.mlp.shared_expert_gate", True),
+        ("score", True),
+        ("model.layers.3.mlp.gate_up_proj", False),
+        ("model.layers.3.self_attn.qkv_proj", False),
+    ],
+)
+def test_routers_and_scores_are_not_quantised(layer: str, is_kept: bool) -> None:
+    ignored = QUANTIZATION["fp8"]["quantization_config"]["ignore"]
+    fused = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+    assert should_ignore_layer(layer, ignored, fused, use_fnmatch=True) is is_kept

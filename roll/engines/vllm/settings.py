@@ -80,7 +80,7 @@ class VllmConfig(BackendConfig):
     quantization: Literal["fp8"] | None = Field(
         None,
         description="`fp8`: linear layers multiply in 8 bits, weights with a scale for each output, activations with "
-        "one for each token. Routers, embeddings and the head keep `dtype`. Each weight sync quantises anew.",
+        "one for each token. Routers, embeddings and heads keep `dtype`. Each weight sync quantises anew.",
     )
     disable_custom_all_reduce: bool = Field(
         False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."

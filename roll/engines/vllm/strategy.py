@@ -66,11 +66,11 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 QUANTIZATION: dict[str, dict[str, Any]] = {
     "fp8": {
         "quantization": "fp8_per_channel",
-        "quantization_config": {"ignore": ["*.gate", "*.shared_expert_gate"]},
+        "quantization_config": {"ignore": ["*.gate", "*.shared_expert_gate", "score"]},
     }
 }
-"""Arguments of `AsyncEngineArgs` by `quantization`. vLLM quantises no embedding and no head. The ignored layers are
-routers.
+"""Arguments of `AsyncEngineArgs` by `quantization`. vLLM quantises no embedding and no language-model head. The ignored
+layers are routers, and the head of a reward model.
 """
 
 
