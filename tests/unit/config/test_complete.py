@@ -22,9 +22,9 @@ SFT = f"{COMMAND} --config-name tiny/tiny_sft"
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (f"{COMMAND} --config-name tiny/tiny_s", {"tiny/tiny_sft"}),
-        (f"{COMMAND} -cn tiny_s", {"tiny_sft"}),
-        (f"{COMMAND} --config-name=tiny_s", {"--config-name=tiny_sft"}),
+        (f"{COMMAND} --config-name tiny/tiny_s", {"tiny/tiny_sdpo", "tiny/tiny_sft"}),
+        (f"{COMMAND} -cn tiny_s", {"tiny_sdpo", "tiny_sft"}),
+        (f"{COMMAND} --config-name=tiny_s", {"--config-name=tiny_sdpo", "--config-name=tiny_sft"}),
         ("roll --multi", {"--multirun"}),
         (f"{SFT} --cfg h", {"hydra"}),
         (f"{SFT} sft_train.training_args.learning_r", {"sft_train.training_args.learning_rate="}),
