@@ -18,8 +18,13 @@ from roll.types import Episode, Prompt, RewardOutcome, RewardResult
 from tests.unit.rewards.running import PROMPT
 from tests.unit.rollout.build import make_episode
 
-SCALES = {"math_steps": (1.0, "answer"), "crossthinkqa": (0.5, "answer"), "right_prefix": (1.0, "right")}
-WITHOUT = ("no_reward", "length_penalty", "repetition_penalty")
+SCALES = {
+    "math_steps": (1.0, "answer"),
+    "crossthinkqa": (0.5, "answer"),
+    "right_prefix": (1.0, "right"),
+    "grounding": (0.5, ""),
+}
+WITHOUT = ("no_reward", "length_penalty", "repetition_penalty", "detection")
 
 
 def bars(domain: str, keys: dict[str, Any]) -> Bars:
