@@ -206,18 +206,9 @@ def test_reward_loads_by_name_or_path(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_known_rewards_are_those_that_register() -> None:
     assert known_rewards() == [
-        *(
-            "code_sandbox",
-            "crossthinkqa",
-            "exact_match",
-            "ifeval",
-            "last_number",
-            "length_penalty",
-            "math_rule",
-            "math_steps",
-            "multiple_choice",
-        ),
-        *("no_reward", "reasoning_gym", "repetition_penalty", "right_prefix"),
+        *("anls", "code_sandbox", "counting", "crossthinkqa", "detection", "exact_match", "grounding", "ifeval"),
+        *("last_number", "length_penalty", "math_rule", "math_steps", "multiple_choice", "no_reward"),
+        *("reasoning_gym", "relaxed_accuracy", "repetition_penalty", "right_prefix"),
     ]
     assert [load_reward(name) for name in known_rewards()] == [REWARDS[name] for name in known_rewards()]
 
