@@ -17,8 +17,11 @@ from tests import limits
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("fixed")
-# The variables are set when this file is imported, because Ray reads some of them when it is imported itself.
+# The variables are set when this file is imported, because Ray and torch read some of them when they are imported.
 os.environ |= limits.RAY
+# On a machine that others use as well, a process with a thread per core mostly spins until its other threads get a
+# core. Roles have threads as their configuration says, not as this process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ENGINES = Path(__file__).parent / "engines"
 

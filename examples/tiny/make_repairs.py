@@ -10,8 +10,9 @@ happens. There are three kinds of bugs: a wrong operator, a name that is not def
 call the repaired function with other numbers, in a process whose output they compare, so that a module that exits with
 status 0 does not pass.
 
-In the conversations the agent looks at the test in most cases, and then nearly always repairs at random: any kind of
-bug, with any operator or name. Reinforcement learning teaches it to look first, and what the output means.
+In the conversations the agent looks at the test in most cases, and then makes the right repair in one case of seven,
+and a wrong one of any kind in the others. Reinforcement learning teaches it to look first, and to do what the output
+means.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ writes that one learns nothing else.
 """
 GUESSES = ("operator", "operator", "name", "colon")
 """Kinds of repairs at random, with their shares."""
-SENSIBLE = 0.05
-"""Share of right repairs in the conversations, beside those that are right by chance."""
-TRAIN, HELD_OUT, CONVERSATIONS = 400, 64, 6000
-LOOKS = 0.9
+SENSIBLE = 0.55
+"""Share of right repairs of those who have looked at the test."""
+TRAIN, HELD_OUT, CONVERSATIONS = 400, 64, 12000
+LOOKS = 0.3
 """Share of the conversations that begin with the test."""
 LOOK = "python3 t.py"
+NOTHING = "(no output)"
+"""What the shell says of a repair."""
 TEST = """\
 s=open("f.py").read()
 print(s.strip())
@@ -128,25 +131,29 @@ def row(one: Repository) -> dict[str, Any]:
 
 
 def guess(one: Repository, draw: random.Random) -> str:
-    """Return a repair, SENSIBLE of them the right one. The others are of any kind, with the operator of the line or a
-    letter of it, and any other.
-    """
-    if draw.random() < SENSIBLE:
-        return one.repair
-    kind = draw.choice(GUESSES)
+    """Return a repair of any kind that is wrong, with an operator or a letter of the line and any other."""
     present = next(operator for operator in OPERATORS.values() if operator in one.line)
     letters = sorted({one.first, one.second, one.line[-1]})
-    if kind == "operator":
-        return fix(present, draw.choice([operator for operator in OPERATORS.values() if operator != present]))
-    return fix(")", "):") if kind == "colon" else fix(*draw.sample(letters, 2))
+    while True:
+        kind = draw.choice(GUESSES)
+        if kind == "operator":
+            tried = fix(present, draw.choice([operator for operator in OPERATORS.values() if operator != present]))
+        else:
+            tried = fix(")", "):") if kind == "colon" else fix(*draw.sample(letters, 2))
+        if tried != one.repair:
+            return tried
 
 
 def conversation(one: Repository, draw: random.Random) -> dict[str, Any]:
     """Return an episode of the warm-up."""
-    said = [*row(one)["messages"]]
     if draw.random() < LOOKS:
-        said += [{"role": "assistant", "content": LOOK}, {"role": "user", "content": one.said}]
-    return {"messages": [*said, {"role": "assistant", "content": guess(one, draw)}]}
+        first, said = LOOK, one.said
+        last = one.repair if draw.random() < SENSIBLE else guess(one, draw)
+    else:
+        first, said = guess(one, draw), NOTHING
+        last = guess(one, draw)
+    answered = [{"role": "assistant", "content": first}, {"role": "user", "content": said}]
+    return {"messages": [*row(one)["messages"], *answered, {"role": "assistant", "content": last}]}
 
 
 def write_repairs(folder: Path, seed: int) -> None:
