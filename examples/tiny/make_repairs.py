@@ -10,9 +10,8 @@ happens. There are three kinds of bugs: a wrong operator, a name that is not def
 call the repaired function with other numbers, in a process whose output they compare, so that a module that exits with
 status 0 does not pass.
 
-In the conversations the agent looks at the test in most cases, and then makes the right repair in one case of seven,
-and a wrong one of any kind in the others. Reinforcement learning teaches it to look first, and to do what the output
-means.
+In most conversations the agent makes two wrong repairs of any kind. In the others it looks at the test, and then mostly
+makes the right repair. Reinforcement learning teaches it to look first, and to do what the output means.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ writes that one learns nothing else.
 """
 GUESSES = ("operator", "operator", "name", "colon")
 """Kinds of repairs at random, with their shares."""
-SENSIBLE = 0.55
+SENSIBLE = 0.6
 """Share of right repairs of those who have looked at the test."""
 TRAIN, HELD_OUT, CONVERSATIONS = 400, 64, 12000
-LOOKS = 0.3
+LOOKS = 0.2
 """Share of the conversations that begin with the test."""
 LOOK = "python3 t.py"
 NOTHING = "(no output)"

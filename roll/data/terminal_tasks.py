@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from roll.data.terminal_needs import largest, limits_of, unmet
 from roll.errors import DataError, Fault
 from roll.system.command import run_command
 
@@ -32,8 +33,8 @@ ENDINGS = ("", ".tar")
 """Endings of a task's image in `--images`: a folder, or a tar file."""
 
 
-def task_row(folder: Path, images: Path | None) -> dict[str, Any]:
-    """Return the row of a task folder.
+def terminal_task(folder: Path, images: Path | None) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the row of a task folder, and the limits of the task by the keys of `environments.<domain>`.
 
     Args:
         images: folder with the image of each task, an OCI layout with the name of the task's folder.
@@ -44,30 +45,32 @@ def task_row(folder: Path, images: Path | None) -> dict[str, Any]:
     if composed := [name for name in COMPOSE if (folder / name).is_file()]:
         problem = "the task needs several containers, or settings of one that only docker compose knows"
         raise DataError(Fault(str(folder / composed[0]), problem, "leave the task out", "not_supported"))
-    if (folder / "task.toml").is_file():
-        found = _read(folder / "task.toml", tomllib.loads)
+    if (file := folder / "task.toml").is_file():
+        found = _read(file, tomllib.loads)
         row = {"verify": HARBOR, "reward_file": REWARD, "tests": _files(folder / "tests", "/tests")}
         instruction, script = _text(folder / "instruction.md"), "/tests/test.sh"
         named = (found.get("environment") or {}).get("docker_image")
+        if faults := [*unmet(found, str(file))]:
+            raise DataError(*faults)
     else:
-        found = _read(folder / "task.yaml", yaml.safe_load)
+        found = _read(file := folder / "task.yaml", yaml.safe_load)
         own = _files(folder / "run-tests.sh", "/tests/run-tests.sh")
         row = {"verify": TERMINAL_BENCH, "tests": {**_files(folder / "tests", "/tests"), **own}}
         instruction, script, named = found.get("instruction"), "/tests/run-tests.sh", None
         if (parser := found.get("parser_name", "pytest")) != "pytest":
             problem = f"parser_name is '{parser}', but only the exit status of the tests judges"
-            raise DataError(Fault(str(folder / "task.yaml"), problem, "leave the task out", "not_supported"))
+            raise DataError(Fault(str(file), problem, "leave the task out", "not_supported"))
     if not isinstance(instruction, str) or not instruction.strip():
         raise DataError(Fault(str(folder), "the task has no instruction", "add it", "missing"))
     if script not in row["tests"]:
         raise DataError(Fault(str(folder), f"the task has no {script.removeprefix('/')}", "add it", "missing"))
-    return {
-        "messages": [{"role": "user", "content": instruction.strip()}],
-        "tag": "terminal",
-        "image": _image(folder, images, named),
-        "judged_in": "same",
-        **row,
-    }
+    try:
+        limits = limits_of(found)
+    except ValueError as error:
+        raise DataError(Fault(str(file), str(error), "correct the file", "malformed")) from error
+    said = [{"role": "user", "content": instruction.strip()}]
+    image = _image(folder, images, named)
+    return {"messages": said, "tag": "terminal", "image": image, "judged_in": "same", **row}, limits
 
 
 def _image(folder: Path, images: Path | None, named: Any) -> str:
@@ -116,24 +119,28 @@ def _read(path: Path, parse: Any) -> Mapping[str, Any]:
     return found
 
 
-def write_rows(folders: Sequence[Path], output: Path, images: Path | None) -> int:
-    """Write the rows of task folders as JSON Lines. Return their number. Raises DataError with the faults of all."""
-    rows, faults = list[dict[str, Any]](), list[Fault]()
+def write_rows(folders: Sequence[Path], output: Path, images: Path | None) -> dict[str, float]:
+    """Write the rows of task folders as JSON Lines. Return the largest limits of the tasks.
+
+    Raises:
+        DataError: folders are no tasks, or `output` cannot be written. The error has the faults of all.
+    """
+    tasks, faults = list[tuple[dict[str, Any], dict[str, float]]](), list[Fault]()
     for folder in folders:
         try:
-            rows.append(task_row(folder, images))
+            tasks.append(terminal_task(folder, images))
         except DataError as error:
             faults += error.faults
     if faults:
         raise DataError(*faults)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        output.write_text("".join(json.dumps(row) + "\n" for row, _ in tasks), encoding="utf-8")
     except OSError as error:
         raise DataError(
             Fault(str(output), f"cannot be written: {error}", "give another path", "not_writable")
         ) from error
-    return len(rows)
+    return largest(limits for _, limits in tasks)
 
 
 def terminal_parser() -> argparse.ArgumentParser:
@@ -152,7 +159,12 @@ def main(words: Sequence[str] | None = None) -> int:
     given = terminal_parser().parse_args(words)
 
     def write() -> None:
-        print(f"{given.output}: {write_rows(given.folders, given.output, given.images)} tasks")
+        limits = write_rows(given.folders, given.output, given.images)
+        print(f"{given.output}: {len(given.folders)} tasks")
+        if limits:
+            print("largest limits of the tasks, for environments.<domain> (nothing sets them by itself):")
+        for key, value in limits.items():
+            print(f"  {key}: {value:g}")
 
     return run_command(write)
 

@@ -14,7 +14,18 @@ import pytest
 from examples.tiny import demo
 from examples.tiny.make_image import write_machine_image
 from examples.tiny.make_model import AGENT_POSITIONS, build_tokenizer
-from examples.tiny.make_repairs import HELD_OUT, LOOK, TRAIN, Repository, guess, repositories, row, write_repairs
+from examples.tiny.make_repairs import (
+    HELD_OUT,
+    LOOK,
+    NOTHING,
+    TRAIN,
+    Repository,
+    conversation,
+    guess,
+    repositories,
+    row,
+    write_repairs,
+)
 from roll.agents.containers.container import ContainerBounds, ContainerSettings
 from roll.agents.containers.pool import Containers
 from roll.agents.environments.shell import Shell
@@ -36,7 +47,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 def test_no_held_out_repository_is_seen(written: dict[str, list[dict[str, Any]]]) -> None:
     held_out, train = ([one["files"]["f.py"] for one in written[name]] for name in ("validation", "train"))
     assert (len(set(held_out)), len(set(train))) == (HELD_OUT, TRAIN) and not set(held_out) & set(train)
-    told = [one["messages"][-2]["content"] for one in written["conversations"] if len(one["messages"]) > 2]
+    told = [one["messages"][2]["content"] for one in written["conversations"]]
+    told = [text for text in told if text != NOTHING]
     assert told and not {text.split("\n")[0] + "\n" for text in told} & set(held_out)
 
 
@@ -51,11 +63,15 @@ def test_episodes_fit_the_experiment(written: dict[str, list[dict[str, Any]]]) -
     assert max(len(one["messages"][-1]["content"]) for one in written["conversations"]) < config.response_length
 
 
-def test_few_repairs_at_random_are_right() -> None:
+def test_few_conversations_are_right() -> None:
+    """The warm-up shows the right repair in about an eighth of its episodes, always after a look at the test."""
     draw = random.Random(1)
     some = list(itertools.islice(repositories(draw, set(), False), 2000))
-    share = sum(guess(one, draw) == one.repair for one in some) / len(some)
-    assert 0.15 < share < 0.25
+    assert not any(guess(one, draw) == one.repair for one in some)
+    ends = [(said[1]["content"], said[-1]["content"]) for one in some if (said := conversation(one, draw)["messages"])]
+    right = [first for one, (first, last) in zip(some, ends, strict=True) if last == one.repair]
+    assert 0.09 < len(right) / len(some) < 0.15 and set(right) == {LOOK}
+    assert not any(first == one.repair for one, (first, _) in zip(some, ends, strict=True))
 
 
 @pytest.mark.full
@@ -79,6 +95,8 @@ def test_containers_say_what_the_warm_up_teaches(tmp_path: Path) -> None:
         pool, draw = Containers(settings), random.Random(2)
         for one in itertools.islice(repositories(draw, set(), False), 16):
             assert await play(pool, one, (LOOK, one.repair)) == (one.said, 1.0), one
+            said, _ = await play(pool, one, (guess(one, draw), LOOK))
+            assert said == NOTHING
             for wrong in ("sed -i 's/def/fed/' f.py", "echo 'raise SystemExit(0)' > f.py", "rm f.py"):
                 assert await play(pool, one, (LOOK, wrong)) == (one.said, 0.0), (one, wrong)
         await pool.close()
