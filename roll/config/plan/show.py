@@ -43,6 +43,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seeded")
 RLVR: Mapping[str, Sequence[str]] = {
     "Advantages": (
         "adv_estimator", "gamma", "norm_mean_type", "norm_std_type", "whiten_advantages", "dynamic_sampling",
+        "curriculum",
     ),
     "Loss": (
         "policy_loss", "pg_clip", "pg_clip_low", "pg_clip_high", "dual_clip_loss", "loss_agg_mode",
