@@ -49,9 +49,9 @@ class Pools:
         """Add a prompt to a pool."""
         heapq.heappush(self._heaps[pool], number)
 
-    def clear(self) -> None:
-        """Remove all prompts."""
-        self._heaps = [[] for _ in POOLS]
+    def fill(self, pools: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Replace all prompts. Both arrays are [prompts]: the pool and the number of each."""
+        self._heaps = [sorted(numbers[pools == pool].tolist()) for pool in range(len(POOLS))]  # sorted, it is a heap
 
     def draw(self) -> tuple[int, int] | None:
         """Remove a prompt; return its pool and its number. None if there is none.
@@ -100,12 +100,15 @@ class Curriculum:
         self._shares = None if domain_interleave_probs is None else domain_shares(prompts, domain_interleave_probs)
         members = members_of(prompts, self._shares)
         shares = [getattr(settings.shares, pool) for pool in POOLS]
+        self._members, self._names = members, list(members)
         self._pools = {name: Pools(shares) for name in members}
         self._draws = dict.fromkeys(members, 0)  # number by domain
         self._order = np.random.default_rng([seed, zlib.crc32(b"curriculum")]).permutation(len(prompts))
         self._place: NDArray[np.int64] = np.empty(len(prompts), np.int64)  # position of each prompt in the order
         self._place[self._order] = np.arange(len(prompts))
-        self._domain: dict[int, str] = {int(index): name for name, own in members.items() for index in own}
+        self._domain = np.full(len(prompts), -1, np.int16)  # index into the names; -1 for prompts that are never drawn
+        for number, own in enumerate(members.values()):
+            self._domain[own] = number
         self._rates = np.full(len(prompts), np.nan)
         self._last = np.full(len(prompts), -1, np.int64)  # `prompt_id` of each prompt's latest draw
         self._drawn: dict[int, int] = {}  # index by `prompt_id`, from the oldest in flight on
@@ -123,7 +126,7 @@ class Curriculum:
         pools = self._pools[name]
         missing, found = pools.missing_share, pools.draw()
         if found is None:
-            number = min(self._number(index) for index in self._copies if self._domain[index] == name)
+            number = min(self._number(index) for index in self._copies if self._name(index) == name)
             index = self._index(number)
             self._step.count(self._pool(index), missing, is_repeated=True)
         else:
@@ -153,7 +156,7 @@ class Curriculum:
             self._copies[index] -= 1
             if not self._copies[index]:
                 del self._copies[index]
-                self._pools[self._domain[index]].add(after, self._number(index))
+                self._pools[self._name(index)].add(after, self._number(index))
         first = next(iter(self._in_flight), None)
         self._drawn = {key: index for key, index in self._drawn.items() if first is not None and key >= first}
         self._metrics = self._measured() | self._step.metrics()
@@ -197,39 +200,43 @@ class Curriculum:
 
     def _fill(self) -> None:
         """Fill the pools with all prompts that are not in flight."""
-        for pools in self._pools.values():
-            pools.clear()
-        for index, name in self._domain.items():
-            if index not in self._copies:
-                self._pools[name].add(self._pool(index), self._number(index))
+        for name, members in self._members.items():
+            free = members[~np.isin(members, list(self._copies))]
+            self._pools[name].fill(self._pools_of(free), self._numbers(free))
+
+    def _name(self, index: int) -> str:
+        return self._names[self._domain[index]]
 
     def _number(self, index: int) -> int:
-        """Return the number by which a prompt is ordered in its pool: by its latest draw, then by the seed's order."""
-        return (int(self._last[index]) + 1) * len(self._order) + int(self._place[index])
+        return int(self._numbers(np.array(index)))
+
+    def _numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers by which prompts are ordered in a pool: by their latest draw, then by the seed's order."""
+        return (self._last[indices] + 1) * len(self._order) + self._place[indices]
 
     def _index(self, number: int) -> int:
         return int(self._order[number % len(self._order)])
 
     def _pool(self, index: int) -> int:
-        rate = self._rates[index]
-        if np.isnan(rate):
-            return UNSEEN
-        if rate <= self._settings.hard_at_most:
-            return HARD
-        return SOLVED if rate >= self._settings.solved_at_least else LEARNABLE
+        return int(self._pools_of(np.array(index)))
+
+    def _pools_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        rates = self._rates[indices]
+        is_in = [np.isnan(rates), rates <= self._settings.hard_at_most, rates >= self._settings.solved_at_least]
+        return np.select(is_in, [UNSEEN, HARD, SOLVED], LEARNABLE)
 
     def _measured(self) -> Metrics:
         """Return the metrics of all prompts: the fraction in each pool, and the mean solve rate of the measured."""
-        rates = self._rates[list(self._domain)]
-        known = rates[~np.isnan(rates)]
-        low, high = self._settings.hard_at_most, self._settings.solved_at_least
-        counts = {
-            "curriculum/unseen_fraction": len(rates) - len(known),
-            "curriculum/hard_fraction": np.count_nonzero(known <= low),
-            "curriculum/learnable_fraction": np.count_nonzero((known > low) & (known < high)),
-            "curriculum/solved_fraction": np.count_nonzero(known >= high),
+        members = np.flatnonzero(self._domain >= 0)
+        rates, counts = self._rates[members], np.bincount(self._pools_of(members), minlength=len(POOLS))
+        unseen, hard, learnable, solved = (counts / len(members)).tolist()
+        shares = {
+            "curriculum/unseen_fraction": unseen,
+            "curriculum/hard_fraction": hard,
+            "curriculum/learnable_fraction": learnable,
+            "curriculum/solved_fraction": solved,
         }
-        shares = {name: float(count / len(rates)) for name, count in counts.items()}
+        known = rates[~np.isnan(rates)]
         return shares | ({"curriculum/solve_rate": float(known.mean())} if len(known) else {})
 
 
