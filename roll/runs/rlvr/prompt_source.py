@@ -30,14 +30,30 @@ class PassedShare:
         return fmean(judged) if judged else None
 
 
-def check_measurable(config: RlvrConfig, bars: Mapping[str, Bars]) -> None:
-    """Raise BadInput if a curriculum should measure a domain of which it is not known when a response passes."""
-    missing = [domain for domain, own in bars.items() if not own] if config.curriculum else []
-    problem = "missing, but curriculum measures how many responses pass"
-    if faults := [
-        Fault(f"rewards.{domain}.passes_at", problem, "set it to the smallest reward that passes", "missing")
-        for domain in missing
-    ]:
+def check_curriculum(config: RlvrConfig, training: Prompts, bars: Mapping[str, Bars]) -> None:
+    """Check the data of a curriculum, if there is one.
+
+    Raises:
+        BadInput: it is not known of a domain when a response passes; or there are so few prompts that all are always in
+            flight, and none can be chosen.
+    """
+    if config.curriculum is None:
+        return
+    problem, remedy = (
+        "missing, but curriculum measures how many responses pass",
+        "set it to the smallest reward that passes",
+    )
+    faults = [
+        Fault(f"rewards.{domain}.passes_at", problem, remedy, "missing") for domain, own in bars.items() if not own
+    ]
+    in_flight = config.rollout_batch_size + round(config.async_generation_ratio * config.rollout_batch_size)
+    if len(training) <= in_flight:
+        problem = (
+            f"given, but there are only {len(training)} prompts, and {in_flight} are in flight: all are always drawn"
+        )
+        remedy = "lower rollout_batch_size or async_generation_ratio, add prompts, or remove curriculum"
+        faults.append(Fault("curriculum", problem, remedy, "no_effect"))
+    if faults:
         raise BadInput(*faults)
 
 

@@ -77,7 +77,7 @@ from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.engine_sync import Engines, EngineSync
 from roll.runs.rlvr.loop import CriticLearning, Learning
-from roll.runs.rlvr.prompt_source import check_measurable, source_of
+from roll.runs.rlvr.prompt_source import check_curriculum, source_of
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
@@ -145,7 +145,7 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0, sight)
     held_out = held_out_prompts(config, tokenizer, sight)
     bars = check_rewards(config, training, *held_out.values())
-    check_measurable(config, bars)
+    check_curriculum(config, training, bars)
     hints = step_hints_of(config, tokenizer, training, bars)
     renderer = renderer_of(config, tokenizer)
     check_environments(config, renderer, training, *held_out.values())

@@ -184,6 +184,16 @@ def test_pool_without_share_is_drawn_last() -> None:
     assert sorted(prompts[:6]) == list(range(6)) and all(number > 5 for number in prompts[6:])
 
 
+def test_pools_without_shares_are_drawn_by_age() -> None:
+    """Once all four are hard or solved, only the order of the first draws decides."""
+    shares = {"unseen": 1.0, "hard": 0.0, "learnable": 0.1, "solved": 0.0}
+    world = World({"a": 4}, lambda prompt: float(prompt.row["seed"] % 2), shares=shares)
+    first = [number for _ in range(4) for number in numbers(world.step(1))]
+    assert sorted(first) == [0, 1, 2, 3] and {number % 2 for number in first[:3]} == {0, 1}
+    assert [number for _ in range(8) for number in numbers(world.step(1))] == first * 2
+    assert world.metrics[-1]["curriculum/missing_share"] == 1
+
+
 def test_prompt_repeats_only_if_all_in_flight() -> None:
     world = World({"a": 5}, by_thirds)
     prompts = world.draw(12)
@@ -225,7 +235,7 @@ def test_shares_of_unknown_domains_are_refused() -> None:
         World({"a": 2}, by_thirds, domain_shares={"a": 1.0, "z": 1.0})
 
 
-@pytest.mark.parametrize("domain_shares", [None, {"a": 0.5, "b": 0.5}])
+@pytest.mark.parametrize("domain_shares", [None, {"a": 0.3, "b": 0.7}])
 def test_restored_curriculum_draws_the_same_prompts(domain_shares: Mapping[str, float] | None) -> None:
     """Saved after groups were handed over out of order, so that the oldest is in flight and later ones are not."""
     counts = {"a": 20, "b": 12}

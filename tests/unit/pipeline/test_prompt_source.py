@@ -12,7 +12,7 @@ from roll.data.prompts import PromptSampler, Tasks
 from roll.errors import BadInput
 from roll.rewards.passing import Bar
 from roll.runs.changed_keys import of_keys
-from roll.runs.rlvr.prompt_source import PassedShare, check_measurable, source_of
+from roll.runs.rlvr.prompt_source import PassedShare, check_curriculum, source_of
 from roll.types import Episode, RewardOutcome, RolloutGroup, StopReason
 from tests.faults import coded
 from tests.unit.rollout.build import make_episode, make_group
@@ -47,10 +47,21 @@ def test_solve_rate_uses_bars_of_the_domain() -> None:
 
 def test_a_domain_without_a_bar_is_refused(configured: Configured) -> None:
     bars = {"sums": (Bar(1.0),), "style": ()}
-    check_measurable(configured(RLVR), bars)
+    many = Tasks(("sums", "style"), {"sums": 900, "style": 100})
+    check_curriculum(configured(RLVR), many, bars)
     with pytest.raises(BadInput) as refused:
-        check_measurable(configured(RLVR, "+curriculum={}"), bars)
+        check_curriculum(configured(RLVR, "+curriculum={}"), many, bars)
     assert coded(refused.value.faults) == [("missing", "rewards.style.passes_at")]
+
+
+@pytest.mark.parametrize(("ratio", "in_flight"), [("0", 64), ("0.5", 96), ("2", 192)])
+def test_too_few_prompts_to_choose_are_refused(ratio: str, in_flight: int, configured: Configured) -> None:
+    config = configured(RLVR, "+curriculum={}", f"async_generation_ratio={ratio}")
+    check_curriculum(config, Tasks(("sums",), {"sums": in_flight + 1}), {"sums": (Bar(1.0),)})
+    with pytest.raises(BadInput) as refused:
+        check_curriculum(config, Tasks(("sums",), {"sums": in_flight}), {"sums": (Bar(1.0),)})
+    [fault] = refused.value.faults
+    assert coded([fault]) == [("no_effect", "curriculum")] and f"{in_flight} prompts" in fault.problem
 
 
 def test_keys_reach_the_curriculum(configured: Configured) -> None:
