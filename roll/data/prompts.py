@@ -360,13 +360,8 @@ class PromptSampler:
             DataError: the shares name an unknown or empty domain, leave out a domain, or are all 0.
         """
         self._prompts = prompts
-        self._shares = None if domain_interleave_probs is None else _shares(prompts, domain_interleave_probs)
-        if self._shares is None:
-            self._members = {"": np.arange(len(prompts))}
-        else:
-            self._members = {
-                name: np.flatnonzero(prompts.domain_index == prompts.domains.index(name)) for name in self._shares
-            }
+        self._shares = None if domain_interleave_probs is None else domain_shares(prompts, domain_interleave_probs)
+        self._members = members_of(prompts, self._shares)
         self._streams = {name: Shuffle(len(members), seed, name) for name, members in self._members.items()}
 
     @property
@@ -389,14 +384,27 @@ class PromptSampler:
 
     def _next(self) -> Prompt:
         prompt_id = self.drawn
-        name = "" if self._shares is None else self._most_behind(self._shares, prompt_id)
+        name = ""
+        if self._shares is not None:
+            positions = {domain: stream.position for domain, stream in self._streams.items()}
+            name = most_behind(self._shares, positions)
         return self._prompts.prompt(int(self._members[name][self._streams[name].draw()]), prompt_id)
 
-    def _most_behind(self, shares: Mapping[str, float], drawn: int) -> str:
-        return max(shares, key=lambda name: shares[name] * (drawn + 1) - self._streams[name].position)
+
+def members_of(prompts: Prompts, shares: Mapping[str, float] | None) -> dict[str, NDArray[np.int64]]:
+    """Return the indices of the prompts of each domain with a share; without shares, those of all as domain ``."""
+    if shares is None:
+        return {"": np.arange(len(prompts))}
+    return {name: np.flatnonzero(prompts.domain_index == prompts.domains.index(name)) for name in shares}
 
 
-def _shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, float]:
+def most_behind(shares: Mapping[str, float], draws: Mapping[str, int]) -> str:
+    """Return the domain whose number of draws is furthest behind its share."""
+    total = sum(draws.values())
+    return max(shares, key=lambda name: shares[name] * (total + 1) - draws[name])
+
+
+def domain_shares(prompts: Prompts, probabilities: Mapping[str, float]) -> dict[str, float]:
     """Return the positive shares, scaled so that they sum to 1. Raises DataError as `PromptSampler` does."""
     place = "data_args.domain_interleave_probs"
     rows = {name: int(np.count_nonzero(prompts.domain_index == index)) for index, name in enumerate(prompts.domains)}

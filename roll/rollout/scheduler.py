@@ -291,6 +291,26 @@ class PromptSource(Protocol):
         ...
 
 
+class GroupObserver(Protocol):
+    """What learns from the groups of each step, such as how hard their prompts are, for later draws of the source."""
+
+    def observe(self, groups: Sequence[RolloutGroup]) -> None:
+        """Take all groups that a step was handed, those included that it discards, in the order of handing over."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Return the metrics of the last step."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after a step as JSON-serialisable values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved state."""
+        ...
+
+
 @dataclass
 class _InFlight:
     position: dict[str, Any]
@@ -315,6 +335,7 @@ class RolloutScheduler:
         most_batches: int | None = None,
         keep: Keep = rewards_differ,
         finished: Callable[[RolloutGroup], None] | None = None,
+        observer: GroupObserver | None = None,
     ) -> None:
         """
         Args:
@@ -326,6 +347,7 @@ class RolloutScheduler:
             keep: filter of dynamic sampling.
             finished: called with each group as soon as it is finished and scored, before a step takes it. It is not
                 called with a group that will be replaced because one of its environments broke.
+            observer: observes the groups of each step at its end. Its state is part of the scheduler's.
         """
         self._source, self._sampler = source, sampler
         self._batch_size = batch_size
@@ -333,7 +355,7 @@ class RolloutScheduler:
         self._seed = seed
         self._is_dynamic, self._most_groups = most_batches is not None, (most_batches or 1) * batch_size
         self._keep: Keep = keep if self._is_dynamic else lambda group: True
-        self._finished_one = finished
+        self._finished_one, self._observer = finished, observer
         self._in_flight: dict[int, _InFlight] = {}  # by ordinal, the oldest first
         self._stored: dict[
             int, StoredGroup
@@ -355,6 +377,7 @@ class RolloutScheduler:
         self._failed_groups = 0
         kept: list[RolloutGroup] = []
         dropped: list[RolloutGroup] = []
+        handed: list[RolloutGroup] = []
         while len(kept) < self._batch_size and (left := self._most_groups - len(kept) - len(dropped)):
             wanted = min(self._batch_size - len(kept), left)
             while self._window.has_room(wanted):
@@ -368,11 +391,14 @@ class RolloutScheduler:
                     group = asyncio.create_task(self._sampled(prompt, seed))
                 group.add_done_callback(self._announce_finished)
                 self._in_flight[ordinal] = _InFlight(position, group)
-            for group in self._without_failed(await self._finished(wanted)):
+            handed += (groups := await self._finished(wanted))
+            for group in self._without_failed(groups):
                 (kept if self._keep(group) else dropped).append(group)
         filling = dropped[: self._batch_size - len(kept)]
         if self._is_dynamic:
             self._count_dropped(kept, dropped, filling)
+        if self._observer:
+            self._observer.observe(handed)
         self._window.next_step()
         return kept + filling
 
@@ -402,9 +428,10 @@ class RolloutScheduler:
         """Return metrics of the last step: with dynamic sampling, the numbers of drawn and dropped groups and of
         dropped tokens.
 
-        If environments failed, the number of groups that were replaced is included.
+        If environments failed, the number of groups that were replaced is included. So are the observer's metrics.
         """
-        return self._metrics | ({"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {})
+        failed = {"episode/failed_groups": float(self._failed_groups)} if self._failed_groups else {}
+        return self._metrics | failed | (self._observer.metrics() if self._observer else {})
 
     def _without_failed(self, groups: Sequence[RolloutGroup]) -> Iterator[RolloutGroup]:
         """Yield the groups without a failed environment, and count others. Raises RollError if they are too many."""
@@ -471,14 +498,17 @@ class RolloutScheduler:
         """Return the position to resume from: the oldest prompt not handed over, and which later ones were."""
         head = self._window.head
         source = self._source.state_dict() if head is None else self._in_flight[head].position
-        return {**source, "window": self._window.state_dict()} if self._window.slack else source
+        window = {"window": self._window.state_dict()} if self._window.slack else {}
+        return {**source, **window, **({"observer": self._observer.state_dict()} if self._observer else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Move to a saved position. No group may be in flight."""
         assert not self._in_flight, "the scheduler is already running"
-        self._source.load_state_dict({key: value for key, value in state.items() if key != "window"})
+        self._source.load_state_dict({key: value for key, value in state.items() if key not in ("window", "observer")})
         if "window" in state:
             self._window.load_state_dict(state["window"])
+        if self._observer:
+            self._observer.load_state_dict(state["observer"])
 
     async def save(self, folder: Path) -> None:
         """Write the groups that are finished but not handed over yet. If there are none, write no file."""

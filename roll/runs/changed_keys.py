@@ -57,6 +57,7 @@ def of_keys(config: Config) -> dict[str, str]:
     if isinstance(config, RlvrConfig):
         found["rollout_batch_size"] = str(config.rollout_batch_size)
         found["num_return_sequences_in_group"] = str(config.num_return_sequences_in_group)
+        found["curriculum"] = "a block" if config.curriculum else "nothing"
         found[f"{name}.data_args.domain_interleave_probs"] = str(
             role.data_args and role.data_args.domain_interleave_probs
         )

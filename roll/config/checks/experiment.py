@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.checks.algorithm import credit_faults, credit_warnings, loss_faults, loss_warnings, method_faults
+from roll.config.checks.curriculum import curriculum_faults
 from roll.config.checks.domains import domain_faults, environment_warnings
 from roll.config.checks.held_out import watched_metric_faults
 from roll.config.checks.offline import (
@@ -119,6 +120,7 @@ def experiment_faults(config: Config) -> list[Fault]:
         ]
         faults += [*on_policy_distillation_faults(config), *self_distillation_faults(config)]
         faults += [*_same_policy(config), *domain_faults(config), *_replay(config), *_replayed_run(config)]
+        faults += curriculum_faults(config)
     return faults
 
 

@@ -21,6 +21,7 @@ from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
 from roll.config.plan.speed import speed_lines
 from roll.config.plan.sync import sync_lines
+from roll.config.schema.curriculum import CurriculumConfig
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -236,6 +237,7 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
         lines.append(
             f"A step: {batch.prompts_per_step} prompts x {samples} samples = {batch.sequences_per_step} sequences"
         )
+        lines += [f"Prompts: {_prompts(config.curriculum)}"] if config.curriculum else []
         lines.append(f"Generation: {_generation(config)}")
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
     if isinstance(config, RlvrConfig) and config.replay_from is None:
@@ -284,6 +286,13 @@ def _judging(config: RlvrConfig) -> list[str]:
         "once all responses of a step are generated": sorted(in_turn),
     }
     return [f"Judging: {', '.join(names)}, {said}" for said, names in when.items() if names]
+
+
+def _prompts(curriculum: CurriculumConfig) -> str:
+    """Return how a curriculum draws prompts, with the values of keys that are not given, too."""
+    shares = ", ".join(f"{pool} {share:g}" for pool, share in curriculum.shares.model_dump().items())
+    low, high = curriculum.hard_at_most, curriculum.solved_at_least
+    return f"by solve rate, hard at most {low:g}, solved at least {high:g}; shares of the pools: {shares}"
 
 
 def _generation(config: RlvrConfig) -> str:

@@ -28,6 +28,7 @@ from roll.config.schema.base import (
     PositiveInt,
     StrictConfig,
 )
+from roll.config.schema.curriculum import CurriculumConfig
 from roll.config.schema.environments import EnvironmentConfig, GatewayConfig
 from roll.config.schema.offline import NAMES, TOP_K
 from roll.config.schema.roles import (
@@ -146,6 +147,11 @@ class RlvrConfig(ExperimentConfig):
 
     dynamic_sampling: DynamicSamplingConfig | None = Field(
         None, description="Replace groups whose rewards are all equal. Without this block, no group is replaced."
+    )
+    curriculum: CurriculumConfig | None = Field(
+        None,
+        description="Draw prompts by how often they are solved; see docs/algorithms.md. Without this block, "
+        "difficulty does not matter.",
     )
 
     adv_estimator: Annotated[Method[EstimatorTraits], Named(KINDS["adv_estimator"])] = Field(

@@ -46,7 +46,6 @@ from roll.data.prompts import (
     FIRST_HELD_OUT,
     Joined,
     Prompts,
-    PromptSampler,
     Tasks,
     prepare_prompts,
     warn_of_routes,
@@ -69,7 +68,7 @@ from roll.rollout.group import Generator, GroupSampler, JudgedInTurn, Scorer, Si
 from roll.rollout.kept import Origin, RolloutFiles, continue_after
 from roll.rollout.record import Locate, TurnEnds
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
-from roll.rollout.scheduler import RolloutScheduler
+from roll.rollout.scheduler import GroupObserver, PromptSource, RolloutScheduler
 from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
@@ -78,6 +77,7 @@ from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.engine_sync import Engines, EngineSync
 from roll.runs.rlvr.loop import CriticLearning, Learning
+from roll.runs.rlvr.prompt_source import check_curriculum, source_of
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
@@ -145,6 +145,7 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0, sight)
     held_out = held_out_prompts(config, tokenizer, sight)
     bars = check_rewards(config, training, *held_out.values())
+    check_curriculum(config, training, bars)
     hints = step_hints_of(config, tokenizer, training, bars)
     renderer = renderer_of(config, tokenizer)
     check_environments(config, renderer, training, *held_out.values())
@@ -264,12 +265,13 @@ async def _loop(
     meter, environments = meter_of(roles, context, sharing), playing and playing.environments
     phases = phases_of(config, roles, meter, sharing, actor_infer)
     sampler, sets = samplers(config, phases, actor_infer, rewards, playing, sampling, inputs)
+    source, curriculum = source_of(config, inputs.training, inputs.bars)
     shaped = shaping(config, sampling.max_new_tokens)
     async with (
         totalled(rewards.failures, context.tracker),
         listening(config, playing),
         aclosing(reference_of(config, context.plan, learners.reference, shaped)) as asked,
-        aclosing(scheduler_of(config, source_of(config, inputs.training), sampler, asked.finished)) as scheduler,
+        aclosing(scheduler_of(config, source, sampler, asked.finished, curriculum)) as scheduler,
     ):
         weights = sync_of(config, context.plan, learners.actor_train, actor_infer)
         engines = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
@@ -394,12 +396,6 @@ def validation_of(
 ) -> Validation:
     """Return the validation of the held-out sets, which is due as the configuration says."""
     return Validation(config.eval_steps, config.max_steps, sets, phases, engines, meter.part, tracker)
-
-
-def source_of(config: RlvrConfig, training: Prompts) -> PromptSampler:
-    """Return the sampler of training prompts."""
-    rows = config.actor_train.data_args
-    return PromptSampler(training, config.seed, rows and rows.domain_interleave_probs)
 
 
 def phases_of(
@@ -555,7 +551,11 @@ async def listening(config: RlvrConfig, playing: EpisodeParts | None) -> AsyncGe
 
 
 def scheduler_of(
-    config: RlvrConfig, source: PromptSampler, sampler: GroupSampler, finished: Callable[[RolloutGroup], None]
+    config: RlvrConfig,
+    source: PromptSource,
+    sampler: GroupSampler,
+    finished: Callable[[RolloutGroup], None],
+    observer: GroupObserver | None = None,
 ) -> RolloutScheduler:
     """Return the configured rollout scheduler."""
     return RolloutScheduler(
@@ -568,6 +568,7 @@ def scheduler_of(
         most_batches=most_batches(config),
         keep=kept_groups(config),
         finished=finished,
+        observer=observer,
     )
 
 

@@ -246,6 +246,41 @@ SECTIONS: Mapping[str, Sequence[Curves | Callable[[Sequence[Row], Sequence[str]]
         Curves("Response length", "mean, tokens", "response/length_mean"),
         Curves("Truncated responses", "share that reached the length limit", "response/truncated_fraction", SHARES),
     ],
+    "Difficulty of prompts": [
+        Curves(
+            "Solve rate",
+            "mean over the measured prompts of the share of responses that passed",
+            "curriculum/solve_rate",
+        ),
+        Curves(
+            "Pools",
+            "share of all prompts",
+            {
+                "unseen": "curriculum/unseen_fraction",
+                "hard": "curriculum/hard_fraction",
+                "learnable": "curriculum/learnable_fraction",
+                "solved": "curriculum/solved_fraction",
+            },
+            SHARES,
+        ),
+        Curves(
+            "Draws",
+            "share of the step's draws by pool",
+            {
+                "unseen": "curriculum/drawn_unseen",
+                "hard": "curriculum/drawn_hard",
+                "learnable": "curriculum/drawn_learnable",
+                "solved": "curriculum/drawn_solved",
+            },
+            SHARES,
+        ),
+        Curves(
+            "Changes of pool",
+            "prompts that became easier or harder in the step",
+            {"promoted": "curriculum/promoted", "demoted": "curriculum/demoted"},
+            COUNTS,
+        ),
+    ],
     "Episodes": [
         Curves("Turns", "mean per episode", "episode/turns_mean"),
         Curves(

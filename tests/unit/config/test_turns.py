@@ -22,6 +22,7 @@ from roll.config.derived.placement import (
 from roll.config.plan.memory import FROZEN_TOKEN, RoleMemory, with_turns
 from roll.config.plan.plan import make_plan
 from roll.config.plan.show import arithmetic_lines, device_lines
+from roll.config.schema.curriculum import CurriculumConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.system.sizes import GIB
@@ -263,6 +264,14 @@ def test_plan_shows_rollout_window_and_age_limit() -> None:
         "Generation: up to 1.5 .*; .* 3 batches; .* 4 steps",
         told(async_generation_ratio=1.5, rollout_window=window),
     )
+
+
+def test_plan_shows_the_curriculum_with_its_defaults() -> None:
+    curriculum = CurriculumConfig.model_validate({"hard_at_most": 0.25, "shares": {"solved": 0.05}})
+    config = experiment(range(4), range(4, 8), range(4, 8), curriculum=curriculum)
+    [line] = [line for line in arithmetic_lines(config, make_plan(config)) if line.startswith("Prompts")]
+    assert "at most 0.25" in line and "at least 0.9" in line
+    assert line.split(": ")[-1].split(", ") == ["unseen 0.3", "hard 0.1", "learnable 0.5", "solved 0.05"]
 
 
 def test_memory_is_added_up_where_roles_stay() -> None:

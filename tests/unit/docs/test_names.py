@@ -40,6 +40,7 @@ WRITERS = (
     "agents/episodes.py",
     "algorithms/corrections.py",
     "rollout/scheduler.py",
+    "data/curriculum.py",
     "algorithms/losses.py",
     "algorithms/objectives.py",
     "training/deepspeed/strategy.py",
@@ -51,7 +52,7 @@ WRITERS = (
 """Modules that compute metrics. All others only read them."""
 METRIC = re.compile(
     r"(run|sampling|engine|episode|environment|reward|response|staleness|policy|critic|router|\{metric_prefix\}|"
-    r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill)/[^ ]+"
+    r"mismatch|val|time|throughput|memory|sft|dpo|reward_model|distill|curriculum)/[^ ]+"
 )
 OWN_KEYS = tuple(f"{kind.arguments}." for kind in KINDS.values())
 """Prefixes of keys that a user's own method defines."""

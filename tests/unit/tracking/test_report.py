@@ -185,6 +185,28 @@ def test_the_curves_are_the_metrics() -> None:
     }
 
 
+def test_difficulty_of_prompts_has_its_own_section() -> None:
+    pools = ("unseen", "hard", "learnable", "solved")
+    rows = [
+        {
+            "step": step,
+            "curriculum/solve_rate": 0.1 * step,
+            "curriculum/promoted": float(step),
+            "curriculum/demoted": 0.0,
+        }
+        | {f"curriculum/{pool}_fraction": 0.25 + 0.01 * step for pool in pools}
+        | {f"curriculum/drawn_{pool}": 0.5 - 0.1 * step for pool in pools}
+        for step in (1, 2)
+    ]
+    [section] = [one for one in chart_sections(rows) if one.title == "Difficulty of prompts"]
+    lines = {chart.title: chart.figure.to_plotly_json()["data"] for chart in section.charts}
+    assert list(lines) == ["Solve rate", "Pools", "Draws", "Changes of pool"]
+    assert lines["Solve rate"][0]["y"] == [0.1, 0.2]
+    assert {line["name"]: line["y"] for line in lines["Pools"]} == dict.fromkeys(pools, [0.26, 0.27])
+    assert {line["name"]: line["y"] for line in lines["Draws"]} == dict.fromkeys(pools, [0.4, 0.3])
+    assert [line["y"] for line in lines["Changes of pool"]] == [[1.0, 2.0], [0.0, 0.0]]
+
+
 def test_engine_lane_has_seconds_of_the_step() -> None:
     """The first step takes 10 s: the loop waits for 2 s, and the engines work for 7.5 s. In the second step, they get
     no requests.
