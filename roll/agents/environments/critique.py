@@ -84,7 +84,8 @@ class Critique:
     async def hear(self, partner: str, text: str) -> Step:
         """Show the critique to the policy."""
         content = filled(self._revision, {"critique": text})
-        return Step([{"role": "user", "content": content}], metrics={"critiques": 1.0})
+        counts = {"critiques": 1.0, "empty_critiques": float(not text)}
+        return Step([{"role": "user", "content": content}], metrics=counts)
 
     def close(self) -> None:
         """Do nothing."""
