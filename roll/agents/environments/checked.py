@@ -127,8 +127,8 @@ def _ask(asks: Any) -> Ask | None:
     if not isinstance(asks, Ask) or not _is_name(asks.partner):
         raise BadReturn(f"the Step's asks is {asks!r:.80}, not an Ask with the name of a partner")
     messages = _messages(asks.messages)
-    if not messages or any(not message.get("content") for message in messages):
-        raise BadReturn(f"the messages for the partner '{asks.partner}' must not be empty, and each must have a text")
+    if not messages or any(not isinstance(message.get("content"), str) for message in messages):
+        raise BadReturn(f"the partner '{asks.partner}' needs at least one message, and each must have a text")
     return Ask(asks.partner, messages)
 
 

@@ -79,7 +79,7 @@ class Wrong(Countdown):
         return {
             "name": Step(asks="rival"),
             "empty": Step(asks=Ask("rival", [])),
-            "wordless": Step(asks=Ask("rival", [{"role": "user", "content": ""}])),
+            "wordless": Step(asks=Ask("rival", [{"role": "user", "content": None}])),
             "role": Step(asks=Ask("rival", [{"role": "judge", "content": "x"}])),
             "done": Step(asks=ask, done=True),
         }[message["content"]]
@@ -143,7 +143,7 @@ def test_failing_to_hear_breaks_the_episode(turn: str, why: str, reason: str) ->
     ("turn", "why"),
     [
         ("name", "not an Ask"),
-        ("empty", "must not be empty"),
+        ("empty", "at least one message"),
         ("wordless", "must have a text"),
         ("role", "a role of"),
         ("done", "is done"),
