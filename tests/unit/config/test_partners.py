@@ -112,14 +112,14 @@ def test_its_memory_is_planned(tmp_path: Path) -> None:
     assert phase.held == plan.memory[PLACE].device_total
 
 
-def test_context_has_room_for_the_episode_and_a_turn() -> None:
+def test_context_has_room_for_episode_and_turn() -> None:
     config = experiment({**SERVED, "generating_args": {"max_new_tokens": 10}})
     [(_, _, partner)] = all_partners(config).values()
     assert partner_context(config, partner, None) == 4096 + 1024 + 10
     assert partner_context(config, partner, 64) == 64
 
 
-def test_devices_of_other_roles_are_refused_unless_all_stay() -> None:
+def test_devices_of_others_are_refused_unless_all_stay() -> None:
     shared = {**SERVED, "device_mapping": [3]}
     assert coded(partner_faults(experiment(shared))) == [("contradiction", f"{PLACE}.device_mapping")]
     assert not list(partner_faults(experiment(shared, time_sharing=False)))
@@ -132,7 +132,7 @@ def test_devices_are_checked_as_a_roles_are() -> None:
     assert coded(error.value.faults) == [("duplicate", f"{PLACE}.device_mapping")]
 
 
-def test_the_key_of_an_api_is_read_and_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_an_api_is_read_and_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = {**API, "api_key_variable": "RIVAL_KEY"}
     monkeypatch.delenv("RIVAL_KEY", raising=False)
     [warned] = [text for text in plan_of(keyed).warnings if "RIVAL_KEY" in text]

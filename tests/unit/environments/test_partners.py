@@ -188,7 +188,7 @@ def test_critiques_are_turns_before_the_last_answer() -> None:
     assert (last.done, last.reward, last.asks) == (True, 0.0, None)
 
 
-def test_the_critic_sees_the_reference_only_if_asked_to() -> None:
+def test_critic_sees_the_reference_only_if_asked() -> None:
     keys = {"partners": {"critic": {"type": "live"}}, "environment_args": {"prompt": "{response} or {reference}?"}}
     _, asked = played(section("critique", **keys), ROW, "5")
     assert isinstance(asked, Step) and asked.asks and asked.asks.messages[0]["content"] == "5 or 4?"

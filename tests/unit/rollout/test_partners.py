@@ -89,7 +89,7 @@ def test_environment_hears_the_partner_and_goes_on() -> None:
     assert episode.partner_turns == (PartnerTurn(1, NAME, "e5"), PartnerTurn(2, NAME, "Qh4"))
 
 
-def test_messages_before_and_after_the_partner_are_one_answer() -> None:
+def test_messages_around_a_partner_are_one_answer() -> None:
     world = World([Step([{"role": "user", "content": "wait"}], asks=asks().asks), asks("again"), tells("now"), DONE])
     episode = one(world, Engine(counting()), of(says("a", "b")))
     assert laid(episode)[0][2] == "user:wait|user:now|assistant:" and list(episode.turn_states) == ["go", "wait\nnow"]

@@ -209,7 +209,7 @@ def test_stored_groups_keep_their_ages(tmp_path: Path) -> None:
     assert [(group.prompt_id, group.age) for group in asyncio.run(run())] == [(0, 2)]
 
 
-def test_groups_of_earlier_versions_have_no_turns_of_partners(tmp_path: Path) -> None:
+def test_groups_of_earlier_versions_have_no_partners(tmp_path: Path) -> None:
     write_groups(tmp_path / FILE, {0: StoredGroup(0, 0, [episode(np.random.default_rng(1))], None)})
     arrays = load_file(tmp_path / FILE)
     told = json.loads(arrays["groups"].tobytes())
