@@ -177,11 +177,12 @@ def test_critiques_are_turns_before_the_last_answer() -> None:
     assert isinstance(first, Observation) and list(first.messages) == ROW["messages"]
     asked, told, again, empty, last = (step for step in steps if isinstance(step, Step))
     for step, answer in ((asked, "5"), (again, "3")):
-        [message] = step.asks.messages if step.asks else ()
+        assert step.asks is not None
+        [message] = step.asks.messages
         assert message["content"] == PROMPT.replace("{question}", "2+{response}?", 1).replace(
             "Answer:\n{response}", f"Answer:\n{answer}"
         )
-        assert step.asks and step.asks.partner == "critic" and not step.messages
+        assert step.asks.partner == "critic" and not step.messages
     assert told.messages[0]["content"] == REVISION.replace("{critique}", "check {response}")
     assert told.metrics == {"critiques": 1.0, "empty_critiques": 0.0}
     assert empty.metrics == {"critiques": 1.0, "empty_critiques": 1.0}

@@ -169,7 +169,7 @@ def test_counts_are_per_step_and_shared() -> None:
 def test_unknown_partner_is_named() -> None:
     episode = one(World([asks(partner="ghost"), DONE]), Engine(counting()), of(says("a")))
     assert episode.stop is StopReason.ENVIRONMENT_FAILED and episode.reward.outcome is RewardOutcome.CRASHED
-    assert f"asks the partner 'ghost', but environments.{DOMAIN}.partners has {NAME}" in episode.reward.note
+    assert "'ghost'" in episode.reward.note and f"environments.{DOMAIN}.partners" in episode.reward.note
 
 
 def test_asking_for_ever_is_a_failure() -> None:
