@@ -11,7 +11,8 @@ from tests.faults import assert_fault
 
 PLACE = "environments.calculator.partners.rival"
 API = "type: api, api_url: 'http://h/v1', model_name: m"
-SERVED = "type: inference, strategy_args: {strategy_name: vllm}"
+ENGINE = "type: inference, strategy_args: {strategy_name: vllm}"
+SERVED = f"{ENGINE}, model_args: {{model_name_or_path: model}}"
 CRITIQUE = "environment: critique, rows: 4, partners: {critic: {type: live}}"
 
 
@@ -27,6 +28,10 @@ CASES = [
     ([partner("")], f"{PLACE}.type", "missing", "missing", "type"),
     ([partner("type: human")], f"{PLACE}.type", "not_allowed", "human", "inference"),
     ([partner("type: inference")], f"{PLACE}.strategy_args", "missing", "serves the model", "vllm or hf_infer"),
+    (
+        [partner(ENGINE)],
+        *(f"{PLACE}.model_args.model_name_or_path", "missing", "serves the model", "that of pretrain"),
+    ),
     ([partner("type: api, model_name: m")], f"{PLACE}.api_url", "missing", "missing", "http://localhost:8000/v1"),
     ([partner("type: api, api_url: 'http://h/v1'")], f"{PLACE}.model_name", "missing", "missing", "model's name"),
     ([partner("type: api, api_url: 'h:80', model_name: m")], f"{PLACE}.api_url", "malformed", "'h:80'", "base URL"),
@@ -59,7 +64,7 @@ CASES = [
         *(f"{PLACE}.generating_args.seeded", "unread", "actor_infer.generating_args.seeded", "remove it"),
     ),
     (
-        [partner(f"{SERVED}, model_args: {{lora_target: all-linear}}")],
+        [partner(f"{ENGINE}, model_args: {{model_name_or_path: model, lora_target: all-linear}}")],
         *(f"{PLACE}.model_args.lora_target", "not_supported", "all-linear", "remove"),
     ),
     (

@@ -52,7 +52,8 @@ def test_a_run_with_all_kinds_of_partners(world: World, leaves_nothing: Callable
         return error(503, "busy", **{"Retry-After": "0"}) if number == 3 else completion(KNOWN)
 
     with serving(behaviour) as server:
-        fixed = "type: inference, strategy_args: {strategy_name: hf_infer}, model_args: {dtype: fp32}, template: chatml"
+        model = "{model_name_or_path: warm/export, dtype: fp32}"
+        fixed = f"type: inference, strategy_args: {{strategy_name: hf_infer}}, model_args: {model}, template: chatml"
         partners = (
             f"{{live: {{type: live}}, fixed: {{{fixed}, generating_args: {{max_new_tokens: 6}}}}, "
             f"api: {{type: api, api_url: '{server.url}', model_name: m, api_key_variable: TINY_PARTNER}}}}"

@@ -31,6 +31,11 @@ def partner_faults(config: RlvrConfig) -> Iterator[Fault]:
         if partner.type == "inference" and partner.strategy_args is None:
             remedy = "add strategy_args with strategy_name vllm or hf_infer"
             yield Fault(f"{place}.strategy_args", "missing, but the run serves the model", remedy, "missing")
+        if partner.type == "inference" and (partner.model_args is None or not partner.model_args.model_name_or_path):
+            # An evaluation puts the evaluated model in the place of pretrain, which is no fixed partner.
+            remedy = "set it to the model's folder or Hub name, for the policy before the first step that of pretrain"
+            problem = "missing, but the run serves the model"
+            yield Fault(f"{place}.model_args.model_name_or_path", problem, remedy, "missing")
         if partner.type == "api":
             yield from _api(place, partner, config.environments[domain].episode_timeout)
     for place, others in shared_partners(config).items():

@@ -35,8 +35,7 @@ class PartnerConfig(StrictConfig):
     )
     model_args: ModelConfig | None = Field(
         None,
-        description="`inference`: the model that this run serves; if not given, `pretrain`, which is the policy before "
-        "the first step.",
+        description="`inference`, required: the model that this run serves.",
     )
     strategy_args: ServingStrategy | None = Field(
         None, description="`inference`, required: the backend that serves the model."

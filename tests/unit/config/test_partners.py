@@ -25,7 +25,12 @@ from roll.errors import ConfigError
 from tests.faults import coded
 
 ZERO = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
-SERVED = {"type": "inference", "strategy_args": {"strategy_name": "vllm"}, "device_mapping": [4, 5]}
+SERVED = {
+    "type": "inference",
+    "model_args": {"model_name_or_path": "some/rival"},
+    "strategy_args": {"strategy_name": "vllm"},
+    "device_mapping": [4, 5],
+}
 API = {"type": "api", "api_url": "http://localhost:8000/v1", "model_name": "rival-7b"}
 PLACE = "environments.chess.partners.rival"
 
