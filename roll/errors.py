@@ -167,15 +167,20 @@ class WorkerWaited(WorkerAbandoned):
     """A worker waited in a collective operation for other workers that did not join it."""
 
 
-class EnvironmentFailed(RollError):
-    """An episode's environment failed. `str()` is the reason: an exception, a timeout, memory, a dead process."""
+FailedHow = Literal["crashed", "timed_out", "unavailable"]
 
-    def __init__(self, why: str, reason: Literal["crashed", "timed_out"] = "crashed") -> None:
+
+class EnvironmentFailed(RollError):
+    """An episode's environment failed. `str()` is the reason: an exception, a timeout, memory, a dead process, or a
+    partner that gave no answer (`unavailable`).
+    """
+
+    def __init__(self, why: str, reason: FailedHow = "crashed") -> None:
         super().__init__(why)
         self.why = why
-        self.reason: Literal["crashed", "timed_out"] = reason
+        self.reason: FailedHow = reason
 
-    def __reduce__(self) -> tuple[type[EnvironmentFailed], tuple[str, Literal["crashed", "timed_out"]]]:
+    def __reduce__(self) -> tuple[type[EnvironmentFailed], tuple[str, FailedHow]]:
         return type(self), (self.why, self.reason)
 
 

@@ -258,6 +258,17 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
+class PartnerTurn:
+    """A turn of another policy in an episode. It enters no loss: the policy sees what the environment tells of it."""
+
+    after: int
+    """Number of the policy's turns before it."""
+    partner: str
+    """Name of the other policy in its domain."""
+    text: str
+
+
+@dataclass(frozen=True)
 class Episode:
     """One attempt at a prompt, with all that training needs. One of a single turn is a prompt and a response."""
 
@@ -275,6 +286,8 @@ class Episode:
     """The environment's state before each sampled segment, in order: texts, equal for equal states, if there is one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the episode, from its environment and from the loop over its turns."""
+    partner_turns: Sequence[PartnerTurn] = ()
+    """Turns of the partners that the environment asked, in order."""
 
     @property
     def sampled(self) -> list[Segment]:

@@ -52,6 +52,12 @@ class EnvironmentWorker(HostedWorker[EnvironmentProcess]):
         except EnvironmentFailed as failed:
             return failed
 
+    async def hear(self, session: int, partner: str, text: str) -> Step | EnvironmentFailed:
+        try:
+            return await self._process.hear(session, partner, text)
+        except EnvironmentFailed as failed:
+            return failed
+
     async def end(self, session: int) -> None:
         await self._process.end(session)
 
@@ -143,6 +149,13 @@ class WorkerSession:
         one = self._domain.workers.one
         return self._domain.had(
             await one(self._worker, self._domain.seconds, EnvironmentWorker.step, self.number, message)
+        )
+
+    async def hear(self, partner: str, text: str) -> Step:
+        """Send a partner's turn and return the environment's step. Raises EnvironmentFailed if it fails."""
+        given = (self.number, partner, text)
+        return self._domain.had(
+            await self._domain.workers.one(self._worker, self._domain.seconds, EnvironmentWorker.hear, *given)
         )
 
     async def close(self) -> None:

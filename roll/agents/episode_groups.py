@@ -30,7 +30,10 @@ class EpisodeGroups:
     """Seed stream of environments, for rows without a seed."""
     scorer: Scorer
     judged: frozenset[str]
-    """Domains that have a reward function besides the environment. It scores the joined text of the policy's turns."""
+    """Domains that have a reward function besides the environment. It scores the joined text of the policy's turns, or
+    in the domains `last_turn` that of the last one.
+    """
+    last_turn: frozenset[str] = frozenset()
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. The group's prompt holds the tokens and the text of the first observation."""
@@ -48,7 +51,8 @@ class EpisodeGroups:
     async def _judged(self, prompt: Prompt, played: Sequence[Episode]) -> list[Episode]:
         if not all(map(has_verdict, played)) and self.scorer.compares(prompt):
             return list(played)
-        said = ["".join(segment.text for segment in episode.sampled) for episode in played]
+        first = -1 if prompt.domain in self.last_turn else 0
+        said = ["".join(segment.text for segment in episode.sampled[first:]) for episode in played]
         verdicts = self.scorer.combined(prompt, await self.scorer.score(prompt, said))
         return [
             replace(one, reward=with_verdict(one.reward, verdict))

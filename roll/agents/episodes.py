@@ -23,7 +23,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roll.agents.environments.base import TOOL_ERRORS, MalformedCalls, Message, Observation, Step
+from roll.agents.environments.base import TOOL_ERRORS, Ask, MalformedCalls, Message, Observation, Step
+from roll.agents.partners import Partners
 from roll.data.chat import TemplateFault
 from roll.data.renderers.base import ChatRenderer, Parsed, one_conversation
 from roll.errors import EnvironmentFailed, NeighbourFailed
@@ -44,14 +45,23 @@ from roll.types import (
     StopReason,
 )
 
+PARTNER_SECONDS = "partner_seconds"
 ENVIRONMENT = "environment/"
 """Prefix of the names of metrics that an environment returns."""
 UNREADABLE = "Error: this tool call cannot be read, and nothing was done: {}"
 """Answer to the policy's malformed tool calls. The placeholder is the call."""
 MOST_DISTURBED = 10
 """Largest number of restarts of an episode after `NeighbourFailed`. Such restarts do not count as attempts."""
-FAILURES = {"crashed": RewardOutcome.CRASHED, "timed_out": RewardOutcome.TIMED_OUT}
+FAILURES = {
+    "crashed": RewardOutcome.CRASHED,
+    "timed_out": RewardOutcome.TIMED_OUT,
+    "unavailable": RewardOutcome.UNAVAILABLE,
+}
 """Reward outcome by the `reason` of `EnvironmentFailed`."""
+MOST_ASKED = 64
+"""Largest number of turns that an environment may ask of its partners between two turns of the policy."""
+FIRST_PARTNER_SEED = 1 << 12
+"""Number of the first partner's turn among the seeds of an episode's turns. Those of the policy are below."""
 
 
 class EnvironmentSession(Protocol):
@@ -62,6 +72,10 @@ class EnvironmentSession(Protocol):
 
     async def step(self, message: Message) -> Step:
         """Return the environment's answer to the policy's message. Raises EnvironmentFailed if it broke."""
+        ...
+
+    async def hear(self, partner: str, text: str) -> Step:
+        """Return the environment's step after a partner's turn. Raises EnvironmentFailed if it broke."""
         ...
 
     async def close(self) -> None:
@@ -133,6 +147,7 @@ class Episodes:
         limits: Mapping[str, EpisodeLimits],
         tokens: TokenLimits,
         clock: Callable[[], float] = time.monotonic,
+        partners: Partners | None = None,
     ) -> None:
         """
         Args:
@@ -140,7 +155,9 @@ class Episodes:
             limits: limits of the episodes, by domain.
             tokens: limits of each trajectory.
             clock: returns the time in seconds.
+            partners: the other policies that environments may ask.
         """
+        self._partners = partners or Partners()
         self._environments, self._generator, self._renderer = environments, generator, renderer
         stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
         self._sampling = replace(sampling, samples=1, stop_token_ids=stops)
@@ -156,7 +173,8 @@ class Episodes:
         began = self._clock()
         session = await self._environments.open(prompt.domain, prompt.row, environment_seed)
         try:
-            turns = _Turns(self._generator, self._renderer, self._sampling, self._tokens, session, self._clock)
+            asked = partial(self._partners.answer, prompt.domain)
+            turns = _Turns(self._generator, self._renderer, self._sampling, self._tokens, session, asked, self._clock)
             turns.transcript.counts["environment_seconds"] += self._clock() - began
             stop = await self._in_time(turns, limits, seed)
         finally:
@@ -189,10 +207,12 @@ class _Turns:
         sampling: Sampling,
         tokens: TokenLimits,
         environment: EnvironmentSession,
+        partner_turn: Callable[[Ask, int | None], Awaitable[str]],
         clock: Callable[[], float],
     ) -> None:
         """Start with the first observation. Raises EnvironmentFailed if it is too long, or the template rejects it."""
         self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
+        self._partner_turn, self._partner_turns = partner_turn, 0
         self._longest, self._clock, self._session = tokens.sequence, clock, Session()
         self._ids: set[str] = set()
         first = environment.observation
@@ -228,7 +248,7 @@ class _Turns:
                 return StopReason.ABORTED
             if completion.finish_reason is FinishReason.LENGTH:
                 return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
-            step = await self._answer(parsed)
+            step = await self._answer(parsed, seed)
             self.transcript.earn(step.reward)
             if step.done:
                 return StopReason.COMPLETED
@@ -254,21 +274,43 @@ class _Turns:
             [completion] = [completion async for ended in answer for _, completion in ended]
         return completion
 
-    async def _answer(self, parsed: Parsed) -> Step:
-        """Return the environment's answer to a message. `malformed_calls` says how malformed calls are handled."""
-        malformed, counts = parsed.malformed, self.transcript.counts
+    async def _answer(self, parsed: Parsed, seed: int | None) -> Step:
+        """Return the environment's answer to a message, after all turns of partners that it asks for.
+
+        `malformed_calls` says how malformed calls are handled.
+        """
+        malformed = parsed.malformed
         if malformed and self._environment.malformed_calls == "answer":
             return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
         if malformed and self._environment.malformed_calls == "end":
             return Step(done=True)
-        began = self._clock()
-        step = await self._environment.step(
-            {**parsed.message, "malformed": list(malformed)} if malformed else parsed.message
-        )
-        counts["environment_seconds"] += self._clock() - began
+        message = {**parsed.message, "malformed": list(malformed)} if malformed else parsed.message
+        step = await self._timed(self._environment.step(message))
+        for _ in range(MOST_ASKED):
+            if step.asks is None:
+                break
+            step = followed(step, await self._heard(step.asks, seed))
+        if step.asks is not None:
+            raise EnvironmentFailed(f"the environment asks partners more than {MOST_ASKED} times after one turn")
         for name, value in step.metrics.items():
-            counts[name if name == TOOL_ERRORS else f"{ENVIRONMENT}{name}"] += value
+            self.transcript.counts[name if name == TOOL_ERRORS else f"{ENVIRONMENT}{name}"] += value
         self._state = state_of(step)
+        return step
+
+    async def _heard(self, ask: Ask, seed: int | None) -> Step:
+        """Ask a partner, and return the environment's step after its turn."""
+        began, counts = self._clock(), self.transcript.counts
+        own = None if seed is None else turn_seed(seed, FIRST_PARTNER_SEED + self._partner_turns)
+        self._partner_turns += 1
+        text = await self._partner_turn(ask, own)
+        counts[PARTNER_SECONDS] += self._clock() - began
+        self.transcript.hear(ask.partner, text)
+        return await self._timed(self._environment.hear(ask.partner, text))
+
+    async def _timed(self, stepping: Awaitable[Step]) -> Step:
+        began = self._clock()
+        step = await stepping
+        self.transcript.counts["environment_seconds"] += self._clock() - began
         return step
 
     def _go_on(self, sampled: Ints, messages: Sequence[Message]) -> bool:
@@ -315,6 +357,14 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
                 )
 
 
+def followed(step: Step, then: Step) -> Step:
+    """Return a step that asked a partner, and the one after the partner's turn, as one answer to the policy."""
+    names = {**step.metrics, **then.metrics}
+    metrics = {name: step.metrics.get(name, 0.0) + then.metrics.get(name, 0.0) for name in names}
+    messages = [*step.messages, *then.messages]
+    return replace(then, messages=messages, reward=step.reward + then.reward, metrics=metrics)
+
+
 def state_of(seen: Observation | Step) -> str:
     """Return the state by which turns are compared: the one that the environment declares, or its messages' text."""
     return (
@@ -353,6 +403,9 @@ def episode_metrics(groups: Sequence[RolloutGroup]) -> Metrics:
         "episode/environment_seconds": _mean(episodes, "environment_seconds"),
         "episode/retried": sum(episode.metrics.get("retried", 0.0) for episode in episodes),
     }
+    if any(PARTNER_SECONDS in episode.metrics for episode in episodes):
+        metrics["episode/partner_turns"] = fmean(len(episode.partner_turns) for episode in episodes)
+        metrics["episode/partner_seconds"] = _mean(episodes, PARTNER_SECONDS)
     for stop in StopReason:
         metrics[f"episode/{stop.value}_fraction"] = stops[stop] / len(episodes)
     for domain in sorted({domain for domain, _ in played}):

@@ -32,7 +32,17 @@ REWARDS: Mapping[str, bool] = {
 """The built-in rewards, and whether they assign rewards to the turns of a response. `roll/rewards/functions/NAME.py`
 registers the reward NAME.
 """
-ENVIRONMENTS = ("calculator", "code_repl", "frozen_lake", "gymnasium", "openenv", "shell", "sokoban", "tool_use")
+ENVIRONMENTS = (
+    "calculator",
+    "code_repl",
+    "critique",
+    "frozen_lake",
+    "gymnasium",
+    "openenv",
+    "shell",
+    "sokoban",
+    "tool_use",
+)
 """The built-in environments. `roll/agents/environments/NAME.py` registers the environment NAME."""
 PRESETS = "config"
 """Subfolder of the examples with the presets."""

@@ -31,6 +31,7 @@ from roll.system.own_folder import own_folder, remove_ownerless
 from roll.types import (
     Episode,
     Floats,
+    PartnerTurn,
     Prompt,
     RewardOutcome,
     RewardResult,
@@ -85,6 +86,9 @@ SCHEMA = pyarrow.schema(
         "turn_rewards": pyarrow.list_(pyarrow.float64()),
         "turn_states": TEXTS,
         "metrics": NUMBERS,
+        "partner_turns": pyarrow.list_(
+            pyarrow.struct({"after": pyarrow.int32(), "partner": pyarrow.string(), "text": pyarrow.string()})
+        ),
         "began": pyarrow.float64(),
         "ended": pyarrow.float64(),
         "trajectories": pyarrow.list_(TRAJECTORY),
@@ -267,6 +271,9 @@ def _episode_row(episode: Episode, trained: _Trained) -> dict[str, Any]:
         "turn_rewards": list(episode.turn_rewards),
         "turn_states": list(map(_text, episode.turn_states)),
         "metrics": [(_text(name), value) for name, value in episode.metrics.items()],
+        "partner_turns": [
+            {"after": turn.after, "partner": turn.partner, "text": _text(turn.text)} for turn in episode.partner_turns
+        ],
         "trajectories": [_trajectory_row(path, *trained.next()) for path in episode.trajectories],
     }
 
@@ -381,7 +388,9 @@ def _episode(row: Mapping[str, Any], locate: Locate | None) -> Episode:
         Trajectory([_read_segment(one) for one in path["segments"]], StopReason(path["stop"]))
         for path in row["trajectories"]
     ]
-    episode = Episode(paths, reward, row["turn_rewards"], row["turn_states"], row["metrics"])
+    # Files of earlier versions have no turns of partners.
+    partners = tuple(PartnerTurn(turn["after"], turn["partner"], turn["text"]) for turn in row.get("partner_turns", ()))
+    episode = Episode(paths, reward, row["turn_rewards"], row["turn_states"], row["metrics"], partners)
     return by_turns(episode, locate) if locate and not episode.turn_rewards else episode
 
 

@@ -22,6 +22,7 @@ from roll.types import (
     FinishReason,
     Floats,
     Ints,
+    PartnerTurn,
     Prompt,
     RewardOutcome,
     RewardResult,
@@ -192,6 +193,7 @@ class Transcript:
         self._paths: list[list[Segment]] = [[given(token_ids, text)]]
         self._earned: list[float] = []
         self._states: list[str] = []
+        self._partner_turns: list[PartnerTurn] = []
         self.context = token_ids
         """The context [C] that the engine continues."""
         self.counts: defaultdict[str, float] = defaultdict(float)
@@ -206,6 +208,10 @@ class Transcript:
     def earn(self, reward: float) -> None:
         """Add to the reward of the last turn."""
         self._earned[-1] += reward
+
+    def hear(self, partner: str, text: str) -> None:
+        """Note a partner's turn. It is no part of the context: the environment's messages may tell it."""
+        self._partner_turns.append(PartnerTurn(len(self._earned), partner, text))
 
     def go_on(self, token_ids: Ints, text: str) -> None:
         """Append tokens that follow the policy's turn."""
@@ -225,7 +231,14 @@ class Transcript:
         stops = [StopReason.COMPLETED] * (len(self._paths) - 1) + [stop]
         value = sum(self._earned)
         paths = [Trajectory(segments, why) for segments, why in zip(self._paths, stops, strict=True)]
-        return Episode(paths, RewardResult(value), tuple(self._earned), tuple(self._states), dict(self.counts))
+        return Episode(
+            paths,
+            RewardResult(value),
+            tuple(self._earned),
+            tuple(self._states),
+            dict(self.counts),
+            tuple(self._partner_turns),
+        )
 
     def _check(self) -> None:
         laid = np.concatenate([segment.token_ids for segment in self._paths[-1]])

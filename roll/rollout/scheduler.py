@@ -50,6 +50,7 @@ from roll.rollout.record import observed
 from roll.types import (
     Episode,
     Metrics,
+    PartnerTurn,
     Prompt,
     RewardOutcome,
     RewardResult,
@@ -109,7 +110,8 @@ def write_groups(path: Path, groups: Mapping[int, StoredGroup]) -> None:
         turns = [[turn.end, turn.value] for turn in reward.turns]
         verdict = {"value": reward.value, "score": reward.score, "outcome": reward.outcome.value}
         said = verdict | {"parts": dict(reward.parts), "note": reward.note, "turns": turns}
-        states = {"turn_states": list(one.turn_states), "metrics": dict(one.metrics)}
+        states: dict[str, Any] = {"turn_states": list(one.turn_states), "metrics": dict(one.metrics)}
+        states["partner_turns"] = [[turn.after, turn.partner, turn.text] for turn in one.partner_turns]
         return {"trajectories": paths, "reward": said, "turn_rewards": list(one.turn_rewards)} | states
 
     told = [
@@ -161,7 +163,9 @@ def _read(arrays: Mapping[str, Any]) -> dict[int, StoredGroup]:
         # Checkpoints of earlier versions have no score.
         outcome, score = RewardOutcome(reward["outcome"]), reward.get("score")
         result = RewardResult(reward["value"], outcome, reward["parts"], reward["note"], turns, score)
-        return Episode(paths, result, said["turn_rewards"], said["turn_states"], said["metrics"])
+        # Checkpoints of earlier versions have no turns of partners.
+        partners = tuple(PartnerTurn(*turn) for turn in said.get("partner_turns", ()))
+        return Episode(paths, result, said["turn_rewards"], said["turn_states"], said["metrics"], partners)
 
     groups = {}
     for one in json.loads(arrays["groups"].tobytes()):

@@ -160,6 +160,7 @@ RUN_ONLY = (
         "*.judge_retries",
         "*.judge_concurrency",
         "*.concurrency",
+        "*.partners.*.retries",
     ),
     *("*.sessions_per_process", "*.memory_gib", "*.strategy_config.zero_optimization.*"),
     *("*.strategy_config.aio", "*.strategy_config.aio.*"),

@@ -163,6 +163,8 @@ def _response_record(episode: Episode) -> dict[str, Any]:
         "finish_reason": FINISH_REASONS.get(episode.stop, str(episode.stop)),
         "length": episode.length,
     }
+    heard = [{"after": turn.after, "partner": turn.partner, "text": turn.text} for turn in episode.partner_turns]
+    record |= {"partner_turns": heard} if heard else {}
     return record | ({"trajectories": _trajectory_records(episode)} if _has_answers(episode) else {})
 
 

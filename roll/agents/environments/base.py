@@ -30,6 +30,16 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """A turn that an environment asks of a partner, another policy. No token of it is trained on."""
+
+    partner: str
+    """Name of the partner, a key of `environments.<domain>.partners`."""
+    messages: Sequence[Message]
+    """The conversation as the partner sees it, with its own earlier turns as those of the assistant."""
+
+
+@dataclass(frozen=True)
 class Step:
     """The environment's answer to a message of the policy."""
 
@@ -41,6 +51,10 @@ class Step:
     """Counts of this step by name, summed over the episode. TOOL_ERRORS is the number of failed tool calls."""
     state: str | None = None
     """See `Observation.state`."""
+    asks: Ask | None = None
+    """The turn of a partner that comes next. The environment's `hear` receives it, and returns the step that follows:
+    both steps together are the answer to the policy. A step that asks does not end the episode.
+    """
 
 
 class Environment(Protocol):
@@ -50,6 +64,9 @@ class Environment(Protocol):
     process run concurrently. An environment may raise, hang or crash without harm to the run, because it runs in a
     separate process (see process.py). The class may have an attribute `malformed_calls`, one of `MalformedCalls`; the
     default is "answer".
+
+    An environment whose steps ask partners has another method, `hear(partner: str, text: str) -> Step`, which receives
+    a partner's turn. It may be `async def`, and has the deadline of a step.
     """
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:

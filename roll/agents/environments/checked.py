@@ -14,14 +14,14 @@ from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 from roll.agents.containers.container import ContainerSettings
-from roll.agents.environments.base import MalformedCalls, Observation, Step
+from roll.agents.environments.base import Ask, MalformedCalls, Observation, Step
 from roll.data.messages import ROLE_OF, MessageFault, text_of
 from roll.errors import EnvironmentFailed
 from roll.hosted.protocol import Assignment, Garbled, Reply, framed, text_in
 from roll.hosted.raised import NOTE_CHARACTERS
 from roll.types import FP32_MAX
 
-Method = Literal["reset", "step", "close"]
+Method = Literal["reset", "step", "hear", "close"]
 REASONS: dict[str, Literal["crashed", "timed_out"]] = {"crashed": "crashed", "timed_out": "timed_out"}
 MALFORMED: tuple[MalformedCalls, ...] = ("answer", "end", "step")
 MOST_MESSAGES, MOST_TOOLS, MOST_METRICS = 256, 256, 64
@@ -56,6 +56,8 @@ class EnvironmentAssignment(Assignment):
     tools: tuple[str, ...]
     mcp: tuple[McpServer, ...]
     containers: ContainerSettings = field(default_factory=ContainerSettings)
+    partners: tuple[str, ...] = ()
+    """Names of the partners that the environment may ask."""
 
 
 class Call(NamedTuple):
@@ -94,7 +96,10 @@ def step_of(returned: Any) -> Step:
     reward = _number("its reward", returned.reward)
     if not isinstance(returned.done, bool):
         raise BadReturn(f"the Step's done is {returned.done!r:.80}, not True or False")
-    return Step(_messages(returned.messages), reward, returned.done, counted, _state(returned.state))
+    asks = _ask(returned.asks)
+    if asks is not None and returned.done:
+        raise BadReturn(f"the Step asks the partner '{asks.partner}', and is done: nobody would hear the answer")
+    return Step(_messages(returned.messages), reward, returned.done, counted, _state(returned.state), asks)
 
 
 def json_of(checked: Observation | Step) -> str:
@@ -112,7 +117,19 @@ def observation_from(said: Any) -> Observation:
 
 def step_from(said: Any) -> Step:
     """Rebuild a step from the decoded JSON of `json_of`. Raise BadReturn or TypeError if it is invalid."""
-    return step_of(Step(**said))
+    asks = said["asks"]
+    return step_of(Step(**said | {"asks": None if asks is None else Ask(**asks)}))
+
+
+def _ask(asks: Any) -> Ask | None:
+    if asks is None:
+        return None
+    if not isinstance(asks, Ask) or not _is_name(asks.partner):
+        raise BadReturn(f"the Step's asks is {asks!r:.80}, not an Ask with the name of a partner")
+    messages = _messages(asks.messages)
+    if not messages or any(not isinstance(message.get("content"), str) for message in messages):
+        raise BadReturn(f"the partner '{asks.partner}' needs at least one message, and each must have a text")
+    return Ask(asks.partner, messages)
 
 
 def _messages(messages: Any) -> list[dict[str, Any]]:
@@ -199,7 +216,9 @@ def outcome_of(method: Method, reply: Reply) -> Observation | Step | Environment
         if reply.remark is not None:
             why, reason = reply.remark
             return EnvironmentFailed(text_in(why)[:NOTE_CHARACTERS], REASONS[reason])
-        return {"reset": observation_from, "step": step_from, "close": lambda _: None}[method](reply.returned)
+        return {"reset": observation_from, "step": step_from, "hear": step_from, "close": lambda _: None}[method](
+            reply.returned
+        )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise Garbled(f"a reply is malformed: {error}") from error
 

@@ -1,9 +1,10 @@
 """A process that holds environments: `python -m roll.agents.environments.child DESCRIPTOR PARENT`. process.py starts,
 monitors and ends it.
 
-A call (reset, step, close) belongs to a session: an environment together with the tools of its domain. If `reset`,
-`step` and all tools are `async def`, calls run concurrently. Otherwise the parent sends one call at a time. That call
-runs outside an event loop if no method and no tool is `async def` and the domain has no MCP servers.
+A call (reset, step, hear, close) belongs to a session: an environment together with the tools of its domain. If
+`reset`, `step`, with partners `hear`, and all tools are `async def`, calls run concurrently. Otherwise the parent sends
+one call at a time. That call runs outside an event loop if no method and no tool is `async def` and the domain has no
+MCP servers.
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ if TYPE_CHECKING:  # the import takes a second and is needed only for MCP server
 
 METHODS: Mapping[str, tuple[Any, ...]] = {"reset": ({}, 0), "step": ({},), "close": ()}
 """Methods that an environment must have, with example arguments."""
+HEAR: Mapping[str, tuple[Any, ...]] = {"hear": ("", "")}
+"""The method that an environment must have if the domain has partners."""
+GIVEN = {"reset": "(self, row, seed)", "step": "(self, message)", "hear": "(self, partner, text)", "close": "(self)"}
+NEEDED = {"hear": ", which receives the turns of partners"}
+REMEDY = dict.fromkeys(METHODS, "define reset, step and close in the class") | {
+    "hear": "define hear(self, partner, text) in the class, or remove partners"
+}
 
 
 CONTAINERS = "containers"
@@ -81,8 +89,9 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
         raise ConfigError(
             Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes, "unfit")
         ) from error
+    methods = {**METHODS, **(HEAR if assignment.partners else {})}
     if faults := [
-        fault for name in METHODS for fault in _method_faults(make, name, environment, f"{place}.environment")
+        fault for name in methods for fault in _method_faults(make, name, environment, f"{place}.environment")
     ]:
         raise ConfigError(*faults)
     malformed_calls = getattr(make, "malformed_calls", "answer")
@@ -95,10 +104,9 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
         problem = f"set, but '{environment}' has no parameter '{CONTAINERS}', so it starts no container"
         raise ConfigError(Fault(f"{place}.image", problem, "remove it, or set environment: shell", "unread"))
     known = _tools(assignment.tools, f"{place}.tools")
-    side_by_side = (
-        inspect.iscoroutinefunction(make.reset) and inspect.iscoroutinefunction(make.step) and known.all_async
-    )
-    is_plain = not any(inspect.iscoroutinefunction(getattr(make, name)) for name in METHODS) and not known.any_async
+    called = [name for name in methods if name != "close"]
+    side_by_side = all(inspect.iscoroutinefunction(getattr(make, name)) for name in called) and known.all_async
+    is_plain = not any(inspect.iscoroutinefunction(getattr(make, name)) for name in methods) and not known.any_async
     return LoadedEnvironment(make, known, side_by_side, is_plain, malformed_calls, takes_containers)
 
 
@@ -130,13 +138,11 @@ def _imported(module: str, name: str, key: str, remedy: str) -> Any:
 def _method_faults(make: Any, name: str, environment: str, key: str) -> list[Fault]:
     method = getattr(make, name, None)
     if not callable(method):
-        return [
-            Fault(key, f"'{environment}' has no method '{name}'", "define reset, step and close in the class", "unfit")
-        ]
+        return [Fault(key, f"'{environment}' has no method '{name}'{NEEDED.get(name, '')}", REMEDY[name], "unfit")]
     try:
-        inspect.signature(method).bind(None, *METHODS[name])
+        inspect.signature(method).bind(None, *{**METHODS, **HEAR}[name])
     except TypeError as error:
-        given = {"reset": "(self, row, seed)", "step": "(self, message)", "close": "(self)"}[name]
+        given = GIVEN[name]
         return [
             Fault(
                 key,
@@ -216,6 +222,10 @@ class Hosted:
         step = step_of(await _finished(self._environment.step({**message, "tool_calls": others})))
         metrics = {**step.metrics, TOOL_ERRORS: step.metrics.get(TOOL_ERRORS, 0.0) + failed}
         return replace(step, messages=[*messages, *step.messages], metrics=metrics)
+
+    async def hear(self, partner: str, text: str) -> Step:
+        """Pass a partner's turn to the environment. Raises BadReturn if the step that it returns is invalid."""
+        return step_of(await _finished(self._environment.hear(partner, text)))
 
     async def close(self) -> None:
         """Close the environment and the servers."""
@@ -304,6 +314,8 @@ class Sessions(Served[Call]):
             return await hosted.reset(*call.given)
         if call.method == "step":
             return await self._hosted[call.session].step(*call.given)
+        if call.method == "hear":
+            return await self._hosted[call.session].hear(*call.given)
         if (closed := self._hosted.pop(call.session, None)) is not None:
             await closed.close()
         return None

@@ -58,6 +58,7 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
         assignment = EnvironmentAssignment(
             *(domain, section.step_timeout, int(section.memory_gib * GIB), name, given, section.tools, servers),
             containers=container_settings(section),
+            partners=tuple(section.partners),
         )
         place, envs = f"environments.{domain}", section.system_envs
         hosting = Hosting(CHILD, "environment", place, "reply", assignment, envs, bounds, start_seconds)
@@ -88,11 +89,19 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
 
     async def step(self, session: int, message: Message) -> Step:
         """Take one step of a session. Raises EnvironmentFailed if it raised or was late, or its process was lost."""
+        self._check_alive(session)
+        return await self._ask(session, "step", (message,))
+
+    def _check_alive(self, session: int) -> None:
         if session not in self._sessions:
             raise NeighbourFailed("the worker that held the environment's process was replaced")
         if why := self._sessions[session]:
             raise _lost_with_process(why)
-        return await self._ask(session, "step", (message,))
+
+    async def hear(self, session: int, partner: str, text: str) -> Step:
+        """Pass a partner's turn to a session. Raises EnvironmentFailed as `step` does."""
+        self._check_alive(session)
+        return await self._ask(session, "hear", (partner, text))
 
     async def end(self, session: int) -> None:
         """Close the environment of a session, if there is one. Errors are only logged."""

@@ -163,6 +163,10 @@ async def _judged(environment: EnvironmentSession, session: AgentSession) -> flo
     began = time.monotonic()
     step = await environment.step(session.last)
     session.counts["environment_seconds"] += time.monotonic() - began
+    if step.asks is not None:
+        raise EnvironmentFailed(
+            f"the environment asks the partner '{step.asks.partner}', but episodes of agents have none"
+        )
     _count(session, step)
     return step.reward
 

@@ -191,7 +191,7 @@ def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
         remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
         yield Fault(f"{where}.judge_api_url", "missing", remedy, "missing")
     else:
-        yield from _url(f"{where}.judge_api_url", reward.judge_api_url)
+        yield from api_url_faults(f"{where}.judge_api_url", reward.judge_api_url, "judge_api_key_env")
     key = reward.judge_api_key_env
     # The wrong value may be the secret key itself, so it is not shown.
     if key is not None and not VARIABLE.fullmatch(key):
@@ -201,7 +201,8 @@ def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
         )
 
 
-def _url(place: str, url: str) -> Iterator[Fault]:
+def api_url_faults(place: str, url: str, key: str) -> Iterator[Fault]:
+    """Yield the fault of a URL that is none of an API. `key` is the key that names a variable with the API key."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -215,7 +216,7 @@ def _url(place: str, url: str) -> Iterator[Fault]:
         return
     if parts.username or parts.password:
         problem = "the URL contains a user name or a password"
-        yield Fault(place, problem, "remove them; judge_api_key_env names a variable with the key", "not_allowed")
+        yield Fault(place, problem, f"remove them; {key} names a variable with the key", "not_allowed")
     elif not usable:
         remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
         yield Fault(place, f"'{url}' is not an http or https URL", remedy, "malformed")

@@ -17,6 +17,7 @@ from roll.config.checks.offline import (
     on_policy_distillation_faults,
     rows_of,
 )
+from roll.config.checks.partners import partner_faults
 from roll.config.checks.pictures import picture_key_faults
 from roll.config.checks.plausible import plausible_warnings
 from roll.config.checks.rules import rule_faults
@@ -119,8 +120,8 @@ def experiment_faults(config: Config) -> list[Fault]:
             *loss_faults(config),
         ]
         faults += [*on_policy_distillation_faults(config), *self_distillation_faults(config)]
-        faults += [*_same_policy(config), *domain_faults(config), *_replay(config), *_replayed_run(config)]
-        faults += curriculum_faults(config)
+        faults += [*_same_policy(config), *domain_faults(config), *partner_faults(config)]
+        faults += [*curriculum_faults(config), *_replay(config), *_replayed_run(config)]
     return faults
 
 

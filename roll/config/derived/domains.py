@@ -22,6 +22,10 @@ TOOL_USE = "tool_use"
 MOST_STEPS: Mapping[str, int] = {"frozen_lake": 10, "sokoban": 20, "code_repl": 4, "shell": 30}
 """Default of `max_steps`, by environment. Only the built-in environments with this key are listed."""
 
+CRITIQUE, CRITIC = "critique", "critic"
+"""Environment in which the critique of a partner is a turn, and the name of this partner."""
+CRITIQUES = 1
+"""Default of its `critiques`, the number of critiques in an episode."""
 PATHS = ("/", "./", "../", "~")
 """Beginnings of images that are paths, even if there is nothing there. Others are names if they do not exist."""
 SHELL = "shell"
@@ -46,6 +50,11 @@ def environment_of(domain: str, section: EnvironmentConfig) -> str:
         return section.environment
     has_tools = section.tools or section.mcp or section.agent
     return TOOL_USE if has_tools and domain not in known_environments() else domain
+
+
+def scores_last_turn(domain: str, section: EnvironmentConfig) -> bool:
+    """Return whether the reward function of a domain scores the policy's last turn alone, and not all turns joined."""
+    return (section.scored or ("last_turn" if environment_of(domain, section) == CRITIQUE else "")) == "last_turn"
 
 
 SANDBOX = "code_sandbox"

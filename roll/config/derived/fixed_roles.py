@@ -1,14 +1,23 @@
-"""The roles with fixed models that blocks of the configuration describe: the teachers of on-policy distillation, and
-the models that compute rewards. Pure functions of the configuration.
+"""The roles with fixed models that blocks of the configuration describe: the teachers of on-policy distillation, the
+models that compute rewards, and the partners of environments. Pure functions of the configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from roll.config.derived.domains import ENVIRONMENTS
 from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, SCORER, JudgeSamplingConfig
+from roll.config.schema.partners import PartnerConfig, PartnerSamplingConfig
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import JudgeConfig, ReferenceConfig, RewardConfig, RewardModelRole, ScorerConfig
+from roll.config.schema.roles import (
+    JudgeConfig,
+    PartnerRole,
+    ReferenceConfig,
+    RewardConfig,
+    RewardModelRole,
+    ScorerConfig,
+)
 
 TEACHERS = "teachers."
 """Prefix of the names of the roles in the block `teachers`."""
@@ -77,6 +86,61 @@ def judge_sampling(reward: RewardConfig) -> JudgeSamplingConfig:
 
 def judge_context(config: RlvrConfig, reward: RewardConfig, positions: int | None) -> int:
     """Return the context length of a judge in tokens, for prompt and answer: at most `positions`, its model's limit."""
-    judged = config.sequence_length or config.prompt_length + config.response_length
-    room = judged + TEMPLATE_TOKENS + judge_sampling(reward).max_new_tokens
+    return _context(config, judge_sampling(reward).max_new_tokens, positions)
+
+
+def _context(config: RlvrConfig, answer: int, positions: int | None) -> int:
+    """Return the context for a text as long as the policy's longest sequence, a template, and an answer, in tokens."""
+    longest = config.sequence_length or config.prompt_length + config.response_length
+    room = longest + TEMPLATE_TOKENS + answer
     return min(room, positions) if positions else room
+
+
+PARTNERS = ".partners."
+"""What stands between the domain and the name in the name of a partner's role."""
+
+
+def all_partners(config: RlvrConfig) -> dict[str, tuple[str, str, PartnerConfig]]:
+    """Return the domain, the name and the keys of each partner, by its place: `environments.<domain>.partners.<name>`.
+
+    The place is also the name of the role or process that serves it.
+    """
+    return {
+        f"{ENVIRONMENTS}{domain}{PARTNERS}{name}": (domain, name, partner)
+        for domain, section in config.environments.items()
+        for name, partner in section.partners.items()
+    }
+
+
+def partner_role(partner: PartnerConfig) -> PartnerRole | None:
+    """Return the role that serves a partner's model; None for models behind a URL and for the policy itself."""
+    if partner.type != "inference" or partner.strategy_args is None:
+        return None
+    keys = {key: getattr(partner, key) for key in ("device_mapping", "world_size", "system_envs")}
+    keys |= {"model_args": partner.model_args} if partner.model_args else {}
+    return PartnerRole(strategy_args=partner.strategy_args, **keys)
+
+
+def partner_roles(config: RlvrConfig) -> dict[str, PartnerRole]:
+    """Return the roles that serve partners, by their places."""
+    roles = {place: partner_role(partner) for place, (_, _, partner) in all_partners(config).items()}
+    return {place: role for place, role in roles.items() if role is not None}
+
+
+def partner_sampling(partner: PartnerConfig) -> PartnerSamplingConfig:
+    """Return the sampling parameters of a partner."""
+    return partner.generating_args or PartnerSamplingConfig.model_validate({})
+
+
+def partner_context(config: RlvrConfig, partner: PartnerConfig, positions: int | None) -> int:
+    """Return the context length of a partner in tokens, for messages and turn: at most `positions`, its limit."""
+    return _context(config, partner_sampling(partner).max_new_tokens, positions)
+
+
+def api_key_variables(config: RlvrConfig) -> dict[str, str]:
+    """Return the environment variables with the API keys of judges and partners, by the key that names each."""
+    judges = {f"{PREFIX}{domain}.judge_api_key_env": one.judge_api_key_env for domain, one in config.rewards.items()}
+    partners = {
+        f"{place}.api_key_variable": one.api_key_variable for place, (_, _, one) in all_partners(config).items()
+    }
+    return {place: name for place, name in {**judges, **partners}.items() if name}

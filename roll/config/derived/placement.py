@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from roll.config.derived.domains import ENVIRONMENTS
-from roll.config.derived.fixed_roles import PREFIX, domain_teachers, reward_role, reward_roles, teacher_roles
+from roll.config.derived.fixed_roles import (
+    PREFIX,
+    domain_teachers,
+    partner_roles,
+    reward_role,
+    reward_roles,
+    teacher_roles,
+)
 from roll.config.schema.backend import EngineMemory
 from roll.config.schema.base import MOST_RANKS
 from roll.config.schema.offline import OfflineConfig
@@ -59,13 +66,17 @@ class RolePlan:
 
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
-    """Return the roles with a model, by name: in the schema's order, then `teachers.<name>`, `rewards.<domain>`."""
+    """Return the roles with a model, by name: in the schema's order, then `teachers.<name>`, `rewards.<domain>` and
+    `environments.<domain>.partners.<name>`.
+    """
     roles = {name: role for name in type(config).model_fields if isinstance(role := getattr(config, name), RoleConfig)}
-    return {**roles, **domain_teachers(config), **reward_roles(config)} if isinstance(config, RlvrConfig) else roles
+    if not isinstance(config, RlvrConfig):
+        return roles
+    return {**roles, **domain_teachers(config), **reward_roles(config), **partner_roles(config)}
 
 
 def is_trainer_side(role: str) -> bool:
-    """Return whether a role is trained or serves training; others generate, reward or run environments."""
+    """Return whether a role is trained or serves training; others generate, reward, or run environments or partners."""
     return role != "actor_infer" and not role.startswith((PREFIX, ENVIRONMENTS))
 
 
@@ -78,6 +89,16 @@ def started_roles(config: Config) -> dict[str, RoleConfig]:
 def judging_roles(roles: Iterable[str]) -> list[str]:
     """Return the names of the roles that serve reward models."""
     return [name for name in roles if name.startswith(PREFIX)]
+
+
+def shared_partners(config: RlvrConfig) -> dict[str, list[str]]:
+    """Return the partners that would take turns with other roles on their devices, with these roles, by their names."""
+    devices = {name: set(role.device_mapping or ()) for name, role in model_roles(config).items()}
+    sharing = {
+        name: [other for other in devices if other != name and devices[name] & devices[other]]
+        for name in partner_roles(config)
+    }
+    return {name: others for name, others in sharing.items() if others} if config.time_sharing else {}
 
 
 def judged_in_turn(config: RlvrConfig) -> frozenset[str]:

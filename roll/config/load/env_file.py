@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from roll.config.derived.fixed_roles import all_partners, api_key_variables
 from roll.config.derived.placement import model_roles
 from roll.config.schema.foreign_names import VARIABLES_WITHOUT_EFFECT
 from roll.config.schema.pipelines import Config
@@ -79,6 +80,8 @@ def _sections(config: Config) -> dict[str, Mapping[str, str]]:
     if isinstance(config, RlvrConfig):
         sections |= {f"rewards.{name}.system_envs": reward.system_envs for name, reward in config.rewards.items()}
         sections |= {f"environments.{name}.system_envs": one.system_envs for name, one in config.environments.items()}
+        partners = {place: one for place, (_, _, one) in all_partners(config).items()}
+        sections |= {f"{place}.system_envs": one.system_envs for place, one in partners.items()}
     return sections
 
 
@@ -95,13 +98,11 @@ def idle_variables(config: Config, file: Mapping[str, str], environment: Mapping
 
 
 def secrets_of(config: Config, variables: Mapping[str, str]) -> Secrets:
-    """Return the secrets that no file of the run may contain: of the configuration, `variables`, judges and stores."""
-    rewards = config.rewards.values() if isinstance(config, RlvrConfig) else ()
-    judges = [
-        {"api_key": os.environ.get(reward.judge_api_key_env, "")} for reward in rewards if reward.judge_api_key_env
-    ]
+    """Return the secrets that no file of the run may contain: of the configuration, `variables`, APIs and stores."""
+    names = api_key_variables(config).values() if isinstance(config, RlvrConfig) else ()
+    keys = [{"api_key": os.environ.get(name, "")} for name in names]
     stores = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "GOOGLE_", "FSSPEC_"))}
-    return Secrets.of(config.model_dump(mode="json"), variables, judges, stores)
+    return Secrets.of(config.model_dump(mode="json"), variables, keys, stores)
 
 
 def _of_its_place(where: str, name: str) -> Fault:

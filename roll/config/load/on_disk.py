@@ -15,7 +15,7 @@ from pathlib import Path
 
 from roll.config.derived.batch import learner, longest_sequence, longest_taught
 from roll.config.derived.domains import ENVIRONMENTS, PACKAGES_OF_ENVIRONMENTS, PATHS, environment_of, named_rewards
-from roll.config.derived.fixed_roles import names_file
+from roll.config.derived.fixed_roles import api_key_variables, names_file
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import generates, model_roles, started_roles
 from roll.config.derived.trackers import argument_faults, missing_packages
@@ -71,7 +71,7 @@ def check_disk(config: Config) -> DiskFacts:
         remedy = FETCH.format(address=replayed) if is_address(replayed) else "give the folder of a run"
         found.missing.append(Fault("replay_from", f"there is no folder '{replayed}'", remedy, "not_found"))
     if isinstance(config, RlvrConfig) and replayed is None:
-        found.missing += _keys_of_judges(config)
+        found.missing += _api_keys(config)
         found.missing += _packages_of_rewards(config)
         found.missing += _packages_of_environments(config)
         found.missing += _images(config)
@@ -272,18 +272,12 @@ def _files(where: str, columns: DataConfig, found: DiskFacts) -> None:
             found.missing.append(Fault(place, f"there is no file '{name}'", remedy, "not_found"))
 
 
-def _keys_of_judges(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield faults of missing environment variables that should hold the API keys of judges."""
-    for domain, reward in config.rewards.items():
-        name = reward.judge_api_key_env
-        if name and name.isidentifier() and not os.environ.get(name):
+def _api_keys(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of missing environment variables that should hold the API keys of judges and partners."""
+    for place, name in api_key_variables(config).items():
+        if name.isidentifier() and not os.environ.get(name):
             problem = f"the environment variable {name} is not set"
-            yield Fault(
-                f"rewards.{domain}.judge_api_key_env",
-                problem,
-                f"export {name}=... in the shell that starts the run",
-                "missing",
-            )
+            yield Fault(place, problem, f"export {name}=... in the shell that starts the run", "missing")
 
 
 def _templates_of_judges(config: RlvrConfig, found: DiskFacts) -> None:

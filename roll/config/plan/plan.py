@@ -11,7 +11,7 @@ from roll.config.checks.experiment import experiment_faults, experiment_notes, e
 from roll.config.checks.pictures import seeing_faults
 from roll.config.derived.batch import BatchPlan, batch_faults, batch_warnings, plan_batch
 from roll.config.derived.domains import ENVIRONMENTS
-from roll.config.derived.fixed_roles import PREFIX, model_reward
+from roll.config.derived.fixed_roles import PREFIX, all_partners, model_reward
 from roll.config.derived.flops import GpuRates, gpu_rates
 from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import RolePlan, place, placement_faults, placement_warnings, started_roles, turns
@@ -32,7 +32,8 @@ class Plan:
     """Everything that follows from a configuration before anything starts."""
 
     roles: Mapping[str, RolePlan]
-    """Groups of workers to start, by name: the roles with a model, then `rewards.<domain>` and `environments.<domain>`.
+    """Groups of workers to start, by name: the roles with a model, then `rewards.<domain>`, `environments.<domain>` and
+    the partners behind URLs.
 
     An unused reference is not included, nor in a replay what makes rollouts."""
     batch: BatchPlan
@@ -119,6 +120,11 @@ def _plan(config: Config, found: DiskFacts, warnings: list[str]) -> Plan:
         roles |= {
             (name := f"{ENVIRONMENTS}{domain}"): RolePlan(name, "environment", ((),) * section.world_size)
             for domain, section in config.environments.items()
+        }
+        roles |= {
+            place: RolePlan(place, "partner", ((),))
+            for place, (_, _, partner) in all_partners(config).items()
+            if partner.type == "api"
         }
     last = max((device for role in roles.values() for device in role.all_devices), default=-1)
     nodes = -(-(last + 1) // config.num_gpus_per_node)

@@ -22,6 +22,7 @@ from roll.config.plan.plan import Plan
 from roll.config.plan.speed import speed_lines
 from roll.config.plan.sync import sync_lines
 from roll.config.schema.curriculum import CurriculumConfig
+from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -274,8 +275,18 @@ def _episodes(config: RlvrConfig) -> list[str]:
         f"at most {section.max_turns} turns"
         f"{f', {section.rows} tasks of its own' if section.rows else ''}; "
         f"{section.world_size * section.sessions_per_process} at a time"
+        f"{f'; partners: {_partners(section)}' if section.partners else ''}"
         for domain, section in config.environments.items()
     ]
+
+
+def _partners(section: EnvironmentConfig) -> str:
+    """Return the partners of an environment, each with what samples its turns."""
+    sampled_by = {"inference": "a fixed model", "live": "the policy itself, without credit"}
+    return ", ".join(
+        f"{name} ({sampled_by.get(partner.type) or f'{partner.model_name} at {partner.api_url}'})"
+        for name, partner in section.partners.items()
+    )
 
 
 def _judging(config: RlvrConfig) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from roll.config.schema.base import (
+    Name,
     NonNegativeInt,
     Number,
     PositiveFloat,
@@ -16,6 +17,7 @@ from roll.config.schema.base import (
     StrictConfig,
     VariableText,
 )
+from roll.config.schema.partners import PartnerConfig
 
 LAST_PORT = 65535
 
@@ -150,6 +152,15 @@ class EnvironmentConfig(StrictConfig):
     )
     container: ContainerConfig = Field(
         default_factory=lambda: ContainerConfig.model_validate({}), description="Containers of the environment."
+    )
+    partners: dict[Name, PartnerConfig] = Field(
+        default_factory=dict,
+        description="Other policies by name, whose turns the environment may ask for; see docs/agents.md.",
+    )
+    scored: Literal["all_turns", "last_turn"] | None = Field(
+        None,
+        description="Text that `rewards.<domain>` scores: that of all of the policy's turns, joined, or of the last "
+        "one. If not given: `last_turn` for `critique`, otherwise `all_turns`.",
     )
     rows: PositiveInt | None = Field(
         None,

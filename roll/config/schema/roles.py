@@ -161,6 +161,10 @@ class JudgeConfig(RewardModelRole):
     """A judge: a model that generates verdicts."""
 
 
+class PartnerRole(JudgeConfig):
+    """A partner of an environment that the run serves. Built from its keys, like a judge's."""
+
+
 class ScorerConfig(RewardModelRole):
     """A classifier whose score is the reward."""
 

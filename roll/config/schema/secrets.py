@@ -21,7 +21,7 @@ NAMED = ("name", "key", "header")
 """Keys that hold the name of the value beside them, as in `{name: Authorization, value: ...}`."""
 LOGIN = "login_kwargs"
 """Block of SwanLab's settings, hidden as a whole."""
-NOT_SECRET = ("judge_api_key_env",)
+NOT_SECRET = ("judge_api_key_env", "api_key_variable")
 """Keys of the schema that match `NAMES` although their value is only the name of an environment variable."""
 IN_TEXT = re.compile(
     r"(?P<url>[a-z][a-z0-9+.-]*://(?:[^/\s:@?#]*:)?)(?P<user>[^/\s@?#]+)(?=@)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -27,6 +27,8 @@ TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
 """Seconds before the first retry, and the largest number of seconds before any retry."""
 SHOWN_CHARACTERS = 200
+Messages = Sequence[Mapping[str, Any]]
+"""Messages of a conversation in OpenAI's format."""
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """Exceptions of a server's JSON: wrong types, missing keys, `Infinity` as a number of tokens, deep nesting."""
 
@@ -67,11 +69,12 @@ def parse_chat_response(
         answers = tuple(_content(choice["message"]) for choice in said["choices"])
         usage = said.get("usage") or {}
         counts = [int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens")]
+        cut = sum(choice.get("finish_reason") == "length" for choice in said["choices"])
     except UNREADABLE:
         return Refusal(f"the response is not a chat completion: {_excerpt(body)}", again=True)
     if not answers:
         return Refusal("the response has no choices", again=True)
-    return JudgeReply(answers, counts[0], counts[1])
+    return JudgeReply(answers, counts[0], counts[1], cut=cut)
 
 
 def _content(message: Mapping[str, Any]) -> str:
@@ -141,6 +144,8 @@ class ApiModel:
     """Largest number of requests in the whole run, including retries. None means no limit."""
     seed: int
     """Seed of the random jitter in the wait before a retry."""
+    budget: str = "judge_max_calls"
+    """Key that sets `max_calls`, for the message that it is used up."""
 
     @property
     def address(self) -> str:
@@ -153,12 +158,12 @@ class ApiModel:
         """Return the largest number of seconds from the first attempt of a request to its reply or failure."""
         return (self.retries + 1) * self.seconds + self.retries * LONGEST_WAIT
 
-    def body(self, message: str) -> dict[str, Any]:
-        """Return the JSON body of a request with one user message. Optional fields are sent only if not default."""
+    def body(self, messages: Messages) -> dict[str, Any]:
+        """Return the JSON body of a request. Optional fields are sent only if not default."""
         sampling = self.sampling
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [{"role": "user", "content": message}],
+            "messages": list(messages),
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
         }
@@ -192,16 +197,22 @@ class ApiChat:
         """Do nothing: only a request can show whether the URL answers."""
 
     async def ask(self, message: str) -> JudgeReply:
-        """See `Chat`. Waits for fewer than `concurrency` requests in flight, then up to `ApiModel.longest_seconds`."""
+        """See `Chat`. Takes as long as `converse`."""
+        return await self.converse([{"role": "user", "content": message}])
+
+    async def converse(self, messages: Messages) -> JudgeReply:
+        """Return the model's answer to a conversation.
+
+        Waits for fewer than `concurrency` requests in flight, then up to `ApiModel.longest_seconds`.
+        """
         async with self._turns:
-            return await self._attempts(self._model.body(message))
+            return await self._attempts(self._model.body(messages))
 
     async def _attempts(self, body: dict[str, Any]) -> JudgeReply:
         for attempt in range(1, self._model.retries + 2):
             if self._model.max_calls is not None and self._calls >= self._model.max_calls:
-                return self._failed(
-                    f"judge_max_calls ({self._model.max_calls}) is used up; responses that need a call get no verdict"
-                )
+                used_up = f"{self._model.budget} ({self._model.max_calls}) is used up"
+                return self._failed(f"{used_up}; responses that need a call get no verdict")
             self._calls += 1
             reply = await self._request(body)
             if isinstance(reply, JudgeReply):

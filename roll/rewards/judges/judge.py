@@ -114,7 +114,7 @@ ANSWERS_KEPT = 1 << 16
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """Result of one call of the judge's model."""
+    """Result of one call of a judge's or a partner's model."""
 
     answers: tuple[str, ...] = ()
     """The sampled answers. Empty if the call failed."""
@@ -122,6 +122,8 @@ class JudgeReply:
     answer_tokens: int = 0
     failure: str = ""
     """Why the call failed; empty if it succeeded."""
+    cut: int = 0
+    """Number of answers that ended at their largest number of tokens."""
 
 
 class Chat(Protocol):

@@ -16,7 +16,7 @@ from roll.engines.actor_infer import ActorInfer
 from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
-from roll.rewards.judges.chat_api import ApiChat, ApiModel
+from roll.rewards.judges.chat_api import ApiChat, ApiModel, Messages
 from roll.rewards.judges.judge import NOTE_CHARACTERS, JudgeReply
 from roll.rewards.reward_workers import SLACK
 from roll.types import Completion, FinishReason, Ints, Prompt, RewardOutcome, RewardResult, Sampling
@@ -94,11 +94,15 @@ class ApiJudge:
         self._waiting = 0
 
     async def ask(self, message: str) -> JudgeReply:
+        return await self.converse([{"role": "user", "content": message}])
+
+    async def converse(self, messages: Messages) -> JudgeReply:
+        """Return the model's answer to a conversation; see `ApiChat.converse`."""
         self._waiting += 1
         try:
             turns = -(-self._waiting // self._model.concurrency)
             seconds = turns * self._model.longest_seconds + SLACK
-            return await self._processes.one(0, seconds, ApiChat.ask, message)
+            return await self._processes.one(0, seconds, ApiChat.converse, messages)
         finally:
             self._waiting -= 1
 
@@ -132,22 +136,36 @@ class EngineJudge:
     async def ask(self, message: str) -> JudgeReply:
         async with self._encodes:
             token_ids = await asyncio.to_thread(self._encode, message)
-        if len(token_ids) + self._sampling.max_new_tokens > self._context:
-            asked, room = len(token_ids), self._context - self._sampling.max_new_tokens
-            return JudgeReply(
-                failure=f"the judge's prompt has {asked} tokens, but its context leaves room for only {room} before "
-                f"the answer"
-            )
         seed = None if self._seed is None else message_seed(self._seed, message)
-        by_number: dict[int, Completion] = {}
-        async with aclosing(self._engines.generate(token_ids, self._sampling, seed)) as answer:
-            async for ended in answer:
-                by_number |= ended
-        completions = [by_number[number] for number in sorted(by_number)]
-        if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
-            return JudgeReply(failure="the judge's engine aborted the request")
-        answers = tuple(completion.text for completion in completions)
-        return JudgeReply(answers, len(token_ids), sum(len(completion.token_ids) for completion in completions))
+        return await engine_reply(self._engines, token_ids, self._sampling, self._context, seed, "judge")
+
+
+async def engine_reply(
+    engines: JudgeEngines, token_ids: Ints, sampling: Sampling, context: int, seed: int | None, who: str
+) -> JudgeReply:
+    """Return what a model answers to a prompt, or why it gives no answer.
+
+    Args:
+        context: largest number of tokens of prompt and answer.
+        who: what the model is, for the failure.
+    """
+    if len(token_ids) + sampling.max_new_tokens > context:
+        asked, room = len(token_ids), context - sampling.max_new_tokens
+        long = f"the {who}'s prompt has {asked} tokens"
+        return JudgeReply(failure=f"{long}, but its context leaves room for only {room} before the answer")
+    by_number: dict[int, Completion] = {}
+    async with aclosing(engines.generate(token_ids, sampling, seed)) as answer:
+        async for ended in answer:
+            by_number |= ended
+    completions = [by_number[number] for number in sorted(by_number)]
+    if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
+        return JudgeReply(failure=f"the {who}'s engine aborted the request")
+    return JudgeReply(
+        tuple(completion.text for completion in completions),
+        len(token_ids),
+        sum(len(completion.token_ids) for completion in completions),
+        cut=sum(completion.finish_reason is FinishReason.LENGTH for completion in completions),
+    )
 
 
 def message_seed(seed: int, message: str) -> int:

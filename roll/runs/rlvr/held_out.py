@@ -19,21 +19,14 @@ from roll.rewards.reward_workers import ModelReward
 from roll.rollout.group import GroupSampler
 from roll.runs.device_phases import DevicePhases
 from roll.runs.notices import held_out_watches
+from roll.runs.rlvr.partners import FixedPartners, prepare_partners
+from roll.runs.rlvr.playing import episode_parts, listening
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.seeing import sight_of
 from roll.runs.rlvr.validation import Evaluator
-from roll.runs.rlvr.wiring import (
-    EpisodeParts,
-    evaluators,
-    gateway_of,
-    held_out_ends,
-    held_out_prompts,
-    in_turn,
-    listening,
-    renderer_of,
-)
+from roll.runs.rlvr.wiring import evaluators, held_out_ends, held_out_prompts, in_turn, renderer_of
 from roll.runs.role_models import model_path
 from roll.runs.roles import Roles
 from roll.tracking.base import Watch
@@ -55,6 +48,8 @@ class HeldOutInputs:
     """Conditions of a set's metrics that a notice names."""
     bars: Mapping[str, Bars]
     """When a response passes, by domain."""
+    partners_of: Callable[[Roles], FixedPartners]
+    """Requests the partners of environments."""
 
 
 class Listener(Protocol):
@@ -119,7 +114,8 @@ def prepare_held_out(config: RlvrConfig) -> HeldOutInputs:
     check_environments(config, renderer, *held_out.values())
     ends = held_out_ends(config, tokenizer, sight)
     watches = held_out_watches(config, tokenizer, ends, "--max-new-tokens")
-    return HeldOutInputs(held_out, ends, renderer, prepare_reward_models(config), watches, bars)
+    models, partners = prepare_reward_models(config), prepare_partners(config)
+    return HeldOutInputs(held_out, ends, renderer, models, watches, bars, partners)
 
 
 async def held_out_groups(
@@ -135,7 +131,7 @@ async def held_out_groups(
     actor_infer, _ = roles.fixed_engines("actor_infer", config.actor_infer, longest_sequence(config))
     failures = RewardFailures(config.rewards, listener.failed)
     rewards = Reported(roles.rewards(config, inputs.models_of(roles)), failures, listener.answered)
-    playing = EpisodeParts(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
+    playing = episode_parts(config, roles, inputs.renderer, inputs.partners_of)
     sharing = await roles.start()
     phases = DevicePhases(sharing)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)

@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Protocol
 
-from roll.agents.environment_workers import EnvironmentWorkers
 from roll.agents.episodes import episode_metrics
 from roll.algorithms.losses import Loss
 from roll.backend import EngineActivity
@@ -44,6 +43,7 @@ from roll.runs.interrupt import Interrupt
 from roll.runs.meter import Meter
 from roll.runs.position import Position
 from roll.runs.rlvr.engine_sync import Engines
+from roll.runs.rlvr.playing import EpisodeParts
 from roll.runs.rlvr.reward_models import judge_metrics
 from roll.runs.rlvr.self_teacher import SelfTeacher
 from roll.runs.rlvr.validation import Validation
@@ -214,7 +214,8 @@ class StepMeter:
     """None in a replay."""
     models: Mapping[str, ModelReward]
     """Rewards by models, by domain."""
-    environments: EnvironmentWorkers | None
+    playing: EpisodeParts | None
+    """What plays episodes. None without environments."""
     rows: int
     """Number of prompts in the data, for the metric `epoch`."""
 
@@ -232,8 +233,8 @@ class StepMeter:
             asked |= self.engines.metrics() | engine_metrics(engines, step["time/step"])
         else:
             step = await measured
-        if self.environments:
-            asked |= self.environments.metrics()
+        if self.playing:
+            asked |= self.playing.environments.metrics() | self.playing.partners.metrics()
         epoch = {"epoch": (1 + max(group.prompt.prompt_id for group in groups)) / self.rows} if groups else {}
         return step | asked | epoch
 

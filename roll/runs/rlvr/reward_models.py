@@ -31,6 +31,7 @@ from roll.data.chat import (
     ChatTemplate,
     EndOfTurn,
     Render,
+    Template,
     end_of_turn,
     render_example,
     renderer,
@@ -42,7 +43,7 @@ from roll.data.tables import adds_space, continuation
 from roll.errors import DataError, Fault
 from roll.models.load import load_tokenizer
 from roll.models.value import check_reward_model, pad_token, scored_token
-from roll.rewards.judges.chat_api import ApiModel
+from roll.rewards.judges.chat_api import ApiModel, Messages
 from roll.rewards.judges.judge import SCORE_TEMPLATE, Chat, Judge, JudgeTemplate, answer_pattern
 from roll.rewards.judges.reward_models import EngineJudge, Scorer
 from roll.rewards.reward_workers import ModelReward
@@ -89,7 +90,7 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
             domain,
             role,
             judge_encoder(config, domain, role),
-            with_chat_model(config, domain, role, judge_end),
+            with_chat_model(config, f"{PREFIX}{domain}", role, reward.template, chat_end),
         )
     question = question_of(row_sources(config))
     return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value)
@@ -107,8 +108,9 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
     check_reward_model(path, model_args)
     pad = pad_token(path, model_args)
     sources = row_sources(config)
-    answered = with_chat_model(config, domain, role, answered_encoder)
-    with template_faults(domain, reward.template):
+    place = f"{PREFIX}{domain}"
+    answered = with_chat_model(config, place, role, reward.template, answered_encoder)
+    with template_faults(place, reward.template):
         answered([{"role": "user", "content": "?"}], "!")
 
     def encode(prompt: Prompt, response: str) -> Ints:
@@ -153,37 +155,41 @@ def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
 
 def judge_encoder(config: RlvrConfig, domain: str, role: RewardModelRole) -> Callable[[str], Ints]:
     """Return a function from a user message to the judge's tokens. Raises DataError if they cannot be encoded."""
-    encode = with_chat_model(config, domain, role, message_encoder)
-    with template_faults(domain, config.rewards[domain].template):
+    place, template = f"{PREFIX}{domain}", config.rewards[domain].template
+    encode = with_chat_model(config, place, role, template, message_encoder)
+    with template_faults(place, template):
         encode("?")
     return encode
 
 
 def with_chat_model(
     config: RlvrConfig,
-    domain: str,
+    place: str,
     role: RewardModelRole,
+    template: Template,
     make: Callable[[ChatTemplate, PreTrainedTokenizerBase, bool], E],
 ) -> E:
-    """Call `make` with the chat template and the tokenizer of a domain's model, and return the result.
+    """Call `make` with the chat template and the tokenizer of a model, and return the result.
+
+    Args:
+        place: path of the block that has the key `template`.
 
     Raises:
         DataError: the tokenizer cannot be read, or its chat template is needed and missing.
     """
-    template = config.rewards[domain].template
     tokenizer = load_tokenizer(model_path(config, role.model_args), role.model_args.trust_remote_code)
-    with template_faults(domain, template):
+    with template_faults(place, template):
         return make(renderer(template, tokenizer), tokenizer, template == "raw")
 
 
 @contextmanager
-def template_faults(domain: str, template: str) -> Iterator[None]:
-    """A context that turns a ValueError about a domain's template into a DataError for the key `template`."""
+def template_faults(place: str, template: str) -> Iterator[None]:
+    """A context that turns a ValueError about a model's template into a DataError for the key `template`."""
     try:
         yield
     except ValueError as error:
         raise DataError(
-            Fault(f"{PREFIX}{domain}.template", f"is '{template}', but {error}", template_remedy(template), "unfit")
+            Fault(f"{place}.template", f"is '{template}', but {error}", template_remedy(template), "unfit")
         ) from error
 
 
@@ -215,8 +221,8 @@ def api_chat(model: ApiModel, name: str, reward: RewardConfig, roles: Roles) -> 
     return roles.api_judge(name, model, reward.system_envs)
 
 
-def judge_end(render: ChatTemplate, tokenizer: PreTrainedTokenizerBase, is_raw: bool) -> EndOfTurn:
-    """Return what ends a judge's answer."""
+def chat_end(render: ChatTemplate, tokenizer: PreTrainedTokenizerBase, is_raw: bool) -> EndOfTurn:
+    """Return what ends an answer of a model in its template."""
     return NO_END if is_raw else end_of_turn(render, tokenizer)
 
 
@@ -282,7 +288,15 @@ def message_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_
         special_tokens: whether the tokenizer adds the special tokens that begin a text. False if the template writes
             them.
     """
-    return lambda message: open_tokens(render([{"role": "user", "content": message}], True), tokenizer, special_tokens)
+    encode = conversation_encoder(render, tokenizer, special_tokens)
+    return lambda message: encode([{"role": "user", "content": message}])
+
+
+def conversation_encoder(
+    render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool
+) -> Callable[[Messages], Ints]:
+    """Return the function that converts a conversation to the tokens of a prompt. See `message_encoder`."""
+    return lambda messages: open_tokens(render(messages, True), tokenizer, special_tokens)
 
 
 def answered_encoder(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -11,26 +11,20 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from roll.agents.environment_workers import EnvironmentWorkers
-from roll.agents.episode_groups import HELD_OUT, TRAINING, EpisodeGroups, SampledByDomain
-from roll.agents.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
-from roll.agents.gateway.agent import command_for
-from roll.agents.gateway.episodes import Agent, AgentEpisodes
-from roll.agents.gateway.server import Gateway, GatewayBounds
+from roll.agents.episode_groups import HELD_OUT, TRAINING, SampledByDomain
+from roll.agents.episodes import SessionGenerator
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.corrections import Correction, MismatchCorrection
 from roll.algorithms.divergence import DistilledPolicy
 from roll.algorithms.losses import Loss, ValueLoss
 from roll.algorithms.objectives import OBJECTIVES, Objective, PolicyLoss
 from roll.algorithms.shaping import Overlong
-from roll.config.derived.batch import longest_sequence
 from roll.config.derived.domains import own_tasks
 from roll.config.derived.fixed_roles import PREFIX, teacher_roles
 from roll.config.derived.methods import correction_of, has_kl, keeps_engine_log_probs, ratio_source, weighs_kl
 from roll.config.derived.placement import (
     interrupting,
     judged_in_turn,
-    judging_roles,
     model_roles,
     neighbours,
     sends_adapter,
@@ -38,7 +32,7 @@ from roll.config.derived.placement import (
 from roll.config.plan.plan import Plan, are_apart
 from roll.config.schema.model import DataConfig
 from roll.config.schema.rlvr import DynamicSamplingConfig, RlvrConfig
-from roll.config.schema.roles import QueryFilterConfig
+from roll.config.schema.roles import QueryFilterConfig, RewardModelRole
 from roll.data.chat import EndOfTurn, ends_of
 from roll.data.native import ASKED
 from roll.data.pictures import Sight
@@ -77,6 +71,8 @@ from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.engine_sync import Engines, EngineSync
 from roll.runs.rlvr.loop import CriticLearning, Learning
+from roll.runs.rlvr.partners import FixedPartners, prepare_partners
+from roll.runs.rlvr.playing import EpisodeParts, episode_parts, episode_samplers, listening
 from roll.runs.rlvr.prompt_source import check_curriculum, source_of
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
@@ -95,8 +91,6 @@ from roll.runs.role_models import (
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
 from roll.runs.teacher import Teacher, policy_teaching, step_teachers
-from roll.system.sizes import GIB
-from roll.system.tree import TreeBounds
 from roll.tracking.base import Watch
 from roll.tracking.fanout import Tracking
 from roll.training.actor_train import ActorTrain, Critic, Reference
@@ -129,6 +123,8 @@ class Inputs:
     """When a response passes, by domain."""
     hints: StepHints | None
     """Writes what a self-teacher sees. None without one."""
+    partners_of: Callable[[Roles], FixedPartners]
+    """Requests the partners of environments."""
 
 
 def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
@@ -155,9 +151,9 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     end = seeing_end(end_of_turn(config, tokenizer, renderer), sight)
     ends = held_out_ends(config, tokenizer, sight)
     watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
-    models = prepare_reward_models(config)
+    models, partners = prepare_reward_models(config), prepare_partners(config)
     vocabulary = vocabulary_digest(tokenizer)
-    inputs = Inputs(training, held_out, vocabulary, end, ends, renderer, locate, models, watches, bars, hints)
+    inputs = Inputs(training, held_out, vocabulary, end, ends, renderer, locate, models, watches, bars, hints, partners)
     return PreparedRun(partial(_loop, config, inputs), training.identity)
 
 
@@ -226,8 +222,8 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
 
 def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the rows of the smallest embedding of models that read the policy's tokens; see `embedding_rows`."""
-    roles = model_roles(config)
-    return embedding_rows(config, tokenizer, [role for name, role in roles.items() if name not in judging_roles(roles)])
+    ours = [role for role in model_roles(config).values() if not isinstance(role, RewardModelRole)]
+    return embedding_rows(config, tokenizer, ours)
 
 
 def held_out_prompts(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> dict[str, Prompts]:
@@ -260,9 +256,9 @@ async def _loop(
     actor_infer, models = roles.actor_infer(config), inputs.models_of(roles)
     actor_infer.span = context.trace.span
     rewards = reported(config, roles.rewards(config, models), context.plan, context.tracker, context.trace.span)
-    playing = EpisodeParts(roles.environments(config), inputs.renderer, gateway_of(config)) if inputs.renderer else None
+    playing = episode_parts(config, roles, inputs.renderer, inputs.partners_of, context.trace.span)
     sharing = await roles.start()
-    meter, environments = meter_of(roles, context, sharing), playing and playing.environments
+    meter = meter_of(roles, context, sharing)
     phases = phases_of(config, roles, meter, sharing, actor_infer)
     sampler, sets = samplers(config, phases, actor_infer, rewards, playing, sampling, inputs)
     source, curriculum = source_of(config, inputs.training, inputs.bars)
@@ -277,7 +273,7 @@ async def _loop(
         engines = EngineSync(weights, actor_infer, phases, partial(roles.unsettled, "actor_infer"))
         parts = LoopParts(
             phases=phases,
-            meter=rlvr.StepMeter(meter, scheduler, actor_infer, models, environments, len(inputs.training)),
+            meter=rlvr.StepMeter(meter, scheduler, actor_infer, models, playing, len(inputs.training)),
             scheduler=scheduler,
             asked=asked,
             shaping=shaped,
@@ -478,15 +474,6 @@ def evaluators(
     return found
 
 
-@dataclass(frozen=True)
-class EpisodeParts:
-    """The parts that episodes need besides the engines: environments, renderer, and the gateway for external agents."""
-
-    environments: EnvironmentWorkers
-    renderer: ChatRenderer
-    gateway: Gateway
-
-
 def group_sampler(
     config: RlvrConfig,
     generator: Generator,
@@ -508,46 +495,8 @@ def group_sampler(
     single = SingleTurns(generator, scorer, sampling, greedy_baseline, locate)
     if playing is None:
         return single
-    limits = {
-        name: EpisodeLimits(one.max_turns, one.episode_timeout, one.attempts)
-        for name, one in config.environments.items()
-    }
-    environments, renderer, longest = playing.environments, playing.renderer, longest_sequence(config)
-    own = Episodes(environments, engines, renderer, sampling, limits, TokenLimits(config.prompt_length, longest))
-    bounds = {
-        name: TreeBounds(int(one.memory_gib * GIB), one.max_processes) for name, one in config.environments.items()
-    }
-    agents = {
-        name: Agent(
-            command_for(one.agent),
-            {**config.system_envs, **one.system_envs},
-            limits[name],
-            bounds[name],
-            one.agent.gives_reward,
-        )
-        for name, one in config.environments.items()
-        if one.agent is not None
-    }
-    others = AgentEpisodes(environments, playing.gateway, engines, renderer, sampling, agents, longest)
-    judged = frozenset(config.environments) & frozenset(config.rewards)
-    players = {name: others if name in agents else own for name in config.environments}
-    groups = {name: EpisodeGroups(one, sampling, config.seed, stream, scorer, judged) for name, one in players.items()}
+    groups = episode_samplers(config, scorer, sampling, engines, playing, stream)
     return SampledByDomain(groups, single)
-
-
-def gateway_of(config: RlvrConfig) -> Gateway:
-    """Return the configured gateway. It does not listen yet."""
-    return Gateway(GatewayBounds(config.gateway.body_mib << 20, config.gateway.sessions))
-
-
-@asynccontextmanager
-async def listening(config: RlvrConfig, playing: EpisodeParts | None) -> AsyncGenerator[None, None]:
-    """A context in which the gateway listens, if there are external agents. Raises ConfigError if it cannot."""
-    if playing is None or all(one.agent is None for one in config.environments.values()):
-        yield
-        return
-    async with playing.gateway.listening(config.gateway.host, config.gateway.port):
-        yield
 
 
 def scheduler_of(

@@ -288,7 +288,7 @@ def page_group(record: Row) -> dict[str, Any]:
 
 
 def _response(response: Mapping[str, Any]) -> dict[str, Any]:
-    turns = _turns(response.get("trajectories", []))
+    turns = _turns(response.get("trajectories", []), response.get("partner_turns", []))
     parts = [f"{name} {number_text(value)}" for name, value in response["parts"].items() if value is not None]
     return {
         "reward": response["reward"],
@@ -306,9 +306,9 @@ def _flags(response: Mapping[str, Any]) -> list[str]:
     return flags + known.get(response["finish_reason"], [response["finish_reason"].replace("_", " ")])
 
 
-def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the segments of an episode, except the first, which is the prompt."""
-    turns = []
+def _turns(trajectories: Sequence[Mapping[str, Any]], of_partners: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the segments of an episode, except the first, which is the prompt, and the turns of partners."""
+    turns, sampled = [], 0
     for count, trajectory in enumerate(trajectories, 1):
         for segment in trajectory["segments"]:
             caption = [f"trajectory {count}"] * (len(trajectories) > 1) + [segment["role"]]
@@ -316,6 +316,13 @@ def _turns(trajectories: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             caption += [f"calls {', '.join(call['name'] for call in segment['calls'])}"] if segment.get("calls") else []
             caption += [f"reward {number_text(segment['reward'])}"] if segment.get("reward") is not None else []
             turns.append({"role": segment["role"], "caption": " · ".join(caption), "text": shortened(segment["text"])})
+            is_own = segment["role"] == "assistant"
+            sampled += is_own
+            heard = [turn for turn in of_partners if is_own and turn["after"] == sampled]
+            turns += [
+                {"role": "environment", "caption": f"partner {turn['partner']}", "text": shortened(turn["text"])}
+                for turn in heard
+            ]
     return turns[1:]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
 from roll.agents.episode_groups import TRAINING, EpisodeGroups
 from roll.agents.episodes import EpisodeLimits, Episodes, TokenLimits
+from roll.agents.partners import Partners
 from roll.data.renderers.base import Parsed
 from roll.rollout.group import Scorer
 from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling, Session
@@ -131,19 +132,31 @@ class Engine:
 
 @dataclass
 class World:
-    """An environment that returns the given answers, one per turn. `takes` is the duration of a step in seconds."""
+    """An environment that returns the given answers, one per turn of the policy or of a partner.
+
+    `takes` is the duration of a step in seconds.
+    """
 
     answers: Sequence[Step | Exception]
     observation: Observation = field(default_factory=lambda: Observation([{"role": "user", "content": "go"}]))
     malformed_calls: MalformedCalls = "answer"
     takes: float = 0.0
     heard: list[Message] = field(default_factory=list)
+    partners: list[tuple[str, str]] = field(default_factory=list)
+    """Turns of partners that it received: name and text."""
     closed: int = 0
 
     async def step(self, message: Message) -> Step:
         self.heard.append(message)
+        return await self._next()
+
+    async def hear(self, partner: str, text: str) -> Step:
+        self.partners.append((partner, text))
+        return await self._next()
+
+    async def _next(self) -> Step:
         await asyncio.sleep(self.takes)
-        answer = self.answers[len(self.heard) - 1]
+        answer = self.answers[len(self.heard) + len(self.partners) - 1]
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -192,11 +205,12 @@ def episodes(
     prompt: int = 100,
     log_probs: bool = True,
     seconds: float = limits.CALL,
+    partners: Partners | None = None,
 ) -> Episodes:
     bounds = {DOMAIN: EpisodeLimits(max_turns, seconds, attempts)}
     sampling, longest = Sampling(response, log_probs=log_probs), TokenLimits(prompt, sequence)
     clock = asyncio.get_running_loop().time
-    return Episodes(worlds, engine, chat or Chat(), sampling, bounds, longest, clock)
+    return Episodes(worlds, engine, chat or Chat(), sampling, bounds, longest, clock, partners)
 
 
 def groups(player: Episodes, samples: int = 2, log_probs: bool = True, scorer: Scorer | None = None) -> EpisodeGroups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from roll.errors import CheckpointError
 from roll.rollout.group import SingleTurns
@@ -20,6 +22,7 @@ from roll.types import (
     FinishReason,
     Ints,
     NumberedCompletions,
+    PartnerTurn,
     RewardOutcome,
     RewardResult,
     RolloutGroup,
@@ -52,7 +55,10 @@ def episode(numbers: np.random.Generator) -> Episode:
     reward = RewardResult(
         float(numbers.normal()), RewardOutcome.TIMED_OUT, {"format": 0.1}, "late", (TurnReward(2, 1 / 3),)
     )
-    return Episode([replace(path, stop=StopReason(path.stop)) for path in paths], reward, (0.25, 1e-300))
+    heard = (PartnerTurn(1, "rival", "é"), PartnerTurn(1, "critic", ""))[: len(paths)]
+    return Episode(
+        [replace(path, stop=StopReason(path.stop)) for path in paths], reward, (0.25, 1e-300), partner_turns=heard
+    )
 
 
 def plain(value: Any) -> Any:
@@ -201,3 +207,13 @@ def test_stored_groups_keep_their_ages(tmp_path: Path) -> None:
         return list(read_groups(tmp_path / "again" / FILE).values())
 
     assert [(group.prompt_id, group.age) for group in asyncio.run(run())] == [(0, 2)]
+
+
+def test_groups_of_earlier_versions_have_no_partners(tmp_path: Path) -> None:
+    write_groups(tmp_path / FILE, {0: StoredGroup(0, 0, [episode(np.random.default_rng(1))], None)})
+    arrays = load_file(tmp_path / FILE)
+    told = json.loads(arrays["groups"].tobytes())
+    del told[0]["episodes"][0]["partner_turns"]
+    save_file(arrays | {"groups": np.frombuffer(json.dumps(told).encode(), np.uint8)}, tmp_path / FILE)
+    [found] = read_groups(tmp_path / FILE)[0].episodes
+    assert found.partner_turns == () and found.turn_rewards == [0.25, 1e-300]

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from roll.tracking.jsonl import METRICS_FILE, JsonlTracker, read_lines
 from roll.tracking.report.charts import chart_sections
 from roll.tracking.report.records import series
 from roll.tracking.report.write import write_report
-from roll.types import RolloutGroup
+from roll.types import PartnerTurn, RolloutGroup
 from tests import limits
 
 LOADS = {"src", "href", "srcset", "data", "poster", "action"}
@@ -260,6 +261,24 @@ def test_the_page_shows_the_segments_of_several_turns(tmp_path: Path, of_several
         ("trajectory 2 · assistant · 3 tokens", "391"),
     ]
     assert tool["flags"] == ["max turns"] and tool["text"] == "", "an episode is shown as turns below its prompt"
+
+
+def test_the_page_shows_turns_of_partners(tmp_path: Path, of_several_turns: RolloutGroup) -> None:
+    first, second = of_several_turns.episodes
+    heard = (PartnerTurn(1, "rival", "I doubt it."), PartnerTurn(2, "rival", "Well done."))
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(1, {"reward/mean": 0.5})
+    tracker.samples(1, [replace(of_several_turns, episodes=[replace(first, partner_turns=heard), second])])
+    tracker.close()
+    [group] = Page(write_report(tmp_path).read_text()).groups
+    shown = [(turn["caption"].split(" ·")[0], turn["text"]) for turn in group["responses"][0]["turns"]]
+    assert shown == [
+        ("assistant", "Let me ask."),
+        ("partner rival", "I doubt it."),
+        ("environment", "<tool>391</tool>"),
+        ("assistant", "It is 391."),
+        ("partner rival", "Well done."),
+    ]
 
 
 def test_start_time_counts_in_total_not_pace(tmp_path: Path) -> None:
