@@ -67,7 +67,7 @@ docs: $(ROLL)
 lint: $(ROLL)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/pyright --pythonpath .venv/bin/python
+	.venv/bin/pyright --threads 2 --pythonpath .venv/bin/python
 
 $(TASKS): requirements/tasks.lock $(ROLL)
 	@.venv/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r $<

@@ -229,8 +229,8 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "shares lag one draw": Mutant(
         "roll/data/prompts.py",
-        "shares[name] * (drawn + 1)",
-        "shares[name] * drawn",
+        "shares[name] * (total + 1)",
+        "shares[name] * total",
         "data/test_sampler.py::test_the_first_draws_by_hand",
     ),
     "room equal to the limit counts as full": Mutant(
