@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,15 @@ def _learns(episode: Episode, mean_score: float, shaping: Shaping) -> bool:
         low, high = shaping.difficulty
         learns = learns and low < mean_score < high
     return learns
+
+
+def teaches(group: RolloutGroup, shaping: Shaping) -> bool:
+    """Whether a comparison within the group has a gradient: shaped rewards differ, and a response is in the loss."""
+    episodes = usable(group)
+    if len(set(_shaped(episodes, shaping).tolist())) < 2:
+        return False
+    mean_score = fmean(episode.reward.graded for episode in episodes)
+    return any(_learns(episode, mean_score, shaping) for episode in episodes)
 
 
 def _shown(groups: Sequence[RolloutGroup], group_of_episode: Sequence[int]) -> Pictures | None:

@@ -30,6 +30,7 @@ from roll.config.derived.methods import (
     keeps_engine_log_probs,
     keys_text,
     ratio_source,
+    replays,
     truncations,
     weighs_kl,
 )
@@ -61,9 +62,22 @@ def method_faults(config: Config) -> Iterator[Fault]:
 
 def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Yield a fault if generation runs ahead of training and the loss would treat older tokens as on-policy."""
-    if not config.async_generation_ratio:
+    problems, changes = stale_token_problems(config)
+    if not (config.async_generation_ratio and problems):
         return
-    problems, changes = [], []
+    problem = f"{config.async_generation_ratio:g}: a token may come from an older policy, and {'; '.join(problems)}"
+    yield Fault(
+        "async_generation_ratio", problem, f"set {' and '.join(changes)}, or async_generation_ratio=0", "contradiction"
+    )
+
+
+def stale_token_problems(config: RlvrConfig) -> tuple[list[str], list[str]]:
+    """Return why the loss would treat tokens of an older policy as on-policy, and the settings with which it would not.
+
+    Both are empty if it corrects for them.
+    """
+    problems: list[str] = []
+    changes: list[str] = []
     if given := truncations(config.actor_infer.generating_args):
         problems.append(
             f"sampling with {keys_text(given)} changes the distribution to one that the log-probs do not describe"
@@ -78,12 +92,7 @@ def staleness_faults(config: RlvrConfig) -> Iterator[Fault]:
             f"behaviour_log_probs {source} makes the ratio relative to the current policy, not to the one that sampled"
         )
         changes.append("behaviour_log_probs=engine")
-    if not problems:
-        return
-    problem = f"{config.async_generation_ratio:g}: a token may come from an older policy, and {'; '.join(problems)}"
-    yield Fault(
-        "async_generation_ratio", problem, f"set {' and '.join(changes)}, or async_generation_ratio=0", "contradiction"
-    )
+    return problems, changes
 
 
 K3_ERROR = 0.54
@@ -160,7 +169,7 @@ def _without_ratio(config: RlvrConfig) -> Iterator[Fault]:
     """Yield faults of keys for probability ratios if the loss uses no ratio, or if every ratio is 1."""
     loss, unused = (
         config.policy_loss,
-        not (is_corrected(config) or config.add_token_level_kl or config.async_generation_ratio),
+        not (is_corrected(config) or config.add_token_level_kl or config.async_generation_ratio or replays(config)),
     )
     if loss.traits.ratio is None and config.behaviour_log_probs == "trainer" and unused:
         problem = f"'trainer', but policy_loss {loss} uses no ratio, so the extra forward pass would only serve metrics"
@@ -254,8 +263,8 @@ def _corrections(config: RlvrConfig) -> Iterator[Fault]:
 def _sampling(config: RlvrConfig) -> Iterator[Fault]:
     given = truncations(config.actor_infer.generating_args)
     if (
-        given and keeps_engine_log_probs(config) and not config.async_generation_ratio
-    ):  # else `staleness_faults` reports it
+        given and keeps_engine_log_probs(config) and not (config.async_generation_ratio or replays(config))
+    ):  # else `staleness_faults` or the check of the replay reports it
         reader = (
             "behaviour_log_probs engine"
             if ratio_source(config) == "engine"
@@ -294,7 +303,7 @@ def loss_warnings(config: RlvrConfig) -> Iterator[str]:
             f"policy_loss: {loss} uses no ratio, but only the first of a step's {updates} updates trains the policy "
             f"that sampled; use ppo, which corrects for the difference"
         )
-    if traits.acts_on_change and updates == 1 and not config.async_generation_ratio:
+    if traits.acts_on_change and updates == 1 and not (config.async_generation_ratio or replays(config)):
         yield f"policy_loss: {loss} penalises changes of the policy, but with one update per step there are none yet"
 
 

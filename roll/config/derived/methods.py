@@ -68,11 +68,16 @@ def has_kl(config: RlvrConfig) -> bool:
     return config.use_kl_loss or config.add_token_level_kl
 
 
+def replays(config: RlvrConfig) -> bool:
+    """Whether groups of earlier steps are trained on again."""
+    return config.curriculum is not None and config.curriculum.replay is not None
+
+
 def weighs_kl(config: RlvrConfig) -> bool:
     """Return `kl_loss_importance`. By default, it is true if some updates use tokens that another policy sampled."""
     if config.kl_loss_importance is not None:
         return config.kl_loss_importance
-    return config.async_generation_ratio > 0 or plan_batch(config).updates > 1
+    return config.async_generation_ratio > 0 or replays(config) or plan_batch(config).updates > 1
 
 
 WHOLE = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}

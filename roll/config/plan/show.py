@@ -21,7 +21,7 @@ from roll.config.plan.phases import Phase, misfits, phases
 from roll.config.plan.plan import Plan
 from roll.config.plan.speed import speed_lines
 from roll.config.plan.sync import sync_lines
-from roll.config.schema.curriculum import CurriculumConfig
+from roll.config.schema.curriculum import CurriculumConfig, GroupReplayConfig
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.offline import DpoConfig
 from roll.config.schema.pipelines import Config
@@ -239,6 +239,9 @@ def arithmetic_lines(config: Config, plan: Plan) -> list[str]:
             f"A step: {batch.prompts_per_step} prompts x {samples} samples = {batch.sequences_per_step} sequences"
         )
         lines += [f"Prompts: {_prompts(config.curriculum)}"] if config.curriculum else []
+        lines += (
+            [f"Replay: {_replay(config.curriculum.replay)}"] if config.curriculum and config.curriculum.replay else []
+        )
         lines.append(f"Generation: {_generation(config)}")
         lines.append(f"Reference log-probs: {REFERENCE[plan.reference]}")
     if isinstance(config, RlvrConfig) and config.replay_from is None:
@@ -304,6 +307,13 @@ def _prompts(curriculum: CurriculumConfig) -> str:
     shares = ", ".join(f"{pool} {share:g}" for pool, share in curriculum.shares.model_dump().items())
     low, high = curriculum.hard_at_most, curriculum.solved_at_least
     return f"by solve rate, hard at most {low:g}, solved at least {high:g}; shares of the pools: {shares}"
+
+
+def _replay(replay: GroupReplayConfig) -> str:
+    """Return which groups are replayed, with the values of keys that are not given, too."""
+    rare = f"groups with at most {replay.solve_rate_at_most:g} of their responses right, at least one"
+    until = f"until {replay.staleness_at_most} updates old, at most {replay.buffer_size} in the buffer"
+    return f"{rare}; {until} and {replay.share:g} of a step"
 
 
 def _generation(config: RlvrConfig) -> str:

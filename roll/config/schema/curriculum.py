@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, StrictConfig
+from roll.config.schema.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, StrictConfig
 
 
 class PoolSharesConfig(StrictConfig):
@@ -19,6 +19,29 @@ class PoolSharesConfig(StrictConfig):
     learnable: NonNegativeFloat = Field(0.5, description="Share of prompts between the two thresholds.")
     solved: NonNegativeFloat = Field(
         0.1, description="Share of prompts with a solve rate of at least `solved_at_least`."
+    )
+
+
+class GroupReplayConfig(StrictConfig):
+    """Replay of rare successes: groups of rarely solved prompts take the place of groups that teach nothing.
+
+    A group is replayed whole, at most once, in a later step.
+    """
+
+    solve_rate_at_most: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.25,
+        description="Largest share of a group's responses that passed for the group to be buffered; one must have.",
+    )
+    buffer_size: PositiveInt = Field(
+        64, description="Largest number of groups in the buffer. The oldest make room for new ones."
+    )
+    staleness_at_most: PositiveInt = Field(
+        8,
+        description="Largest staleness of a replayed group: optimizer updates since its oldest token was sampled. "
+        "Older groups leave the buffer.",
+    )
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.25, description="Largest share of a step's groups that are replayed ones."
     )
 
 
@@ -35,4 +58,9 @@ class CurriculumConfig(StrictConfig):
     shares: PoolSharesConfig = Field(
         default_factory=lambda: PoolSharesConfig.model_validate({}),
         description="How often each pool is drawn from. The share of a pool without prompts goes to the others.",
+    )
+    replay: GroupReplayConfig | None = Field(
+        None,
+        description="Replay of rare successes; see docs/algorithms.md. Without this block, every group is trained on "
+        "in one step only.",
     )

@@ -36,6 +36,7 @@ from roll.rollout.batch import CreditAssignment, Shaping, experience, rollout_me
 from roll.rollout.filters import usable
 from roll.rollout.kept import RolloutFiles
 from roll.rollout.reference import StepReference
+from roll.rollout.replay import GroupReplay
 from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.device_phases import DevicePhases
@@ -82,6 +83,8 @@ class Rlvr:
     max_steps: int
     rollouts: RolloutFiles | None = None
     """Keeps every rollout. None without `keep_rollouts`."""
+    replay: GroupReplay | None = None
+    """Replays rare successes in the place of groups that teach nothing. None: all sampled groups are trained on."""
 
 
 async def train_rlvr(run: Rlvr, position: Position) -> Position:
@@ -104,12 +107,13 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
                 groups = await run.scheduler.take()
         if not any(map(usable, groups)):
             await _record_unscored(run, groups, position)
-        step = await asyncio.to_thread(experience, groups, run.shaping)  # reads the pictures
+        trained = run.replay.trained(groups, position.policy_version) if run.replay else groups
+        step = await asyncio.to_thread(experience, trained, run.shaping)  # reads the pictures
         ref_log_probs = log_probs = values = taught = None
         if run.reference:
             await run.phases.scoring(run.reference_role)
             with run.meter.part("reference"):
-                ref_log_probs = await run.reference.of(groups, step.sequences)
+                ref_log_probs = await run.reference.of(trained, step.sequences)
         if run.needs_log_probs:
             await run.phases.scoring("actor_train")
             with run.meter.part("log_probs"):
@@ -119,12 +123,13 @@ async def train_rlvr(run: Rlvr, position: Position) -> Position:
             with run.meter.part("values"):
                 values = await run.critic.values(step.sequences)
         if run.self_teacher:
-            taught = await run.self_teacher.gains(groups, step, log_probs)
+            taught = await run.self_teacher.gains(trained, step, log_probs)
         batch, metrics = run.credit(step, ref_log_probs, log_probs, values, taught)
         if run.teachers:
-            batch = replace(batch, teacher_states=await run.teachers.states(groups, step))
+            batch = replace(batch, teacher_states=await run.teachers.states(trained, step))
         metrics |= rollout_metrics(groups, position.policy_version) | episode_metrics(groups)
-        await _keep(run, groups, batch, position)
+        metrics |= run.replay.metrics() if run.replay else {}
+        await _keep(run, trained, batch, position)
         with run.meter.part("train"):
             learnt, position = await run.learning.update(batch, position)
         await run.phases.sync()

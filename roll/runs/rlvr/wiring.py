@@ -21,7 +21,14 @@ from roll.algorithms.objectives import OBJECTIVES, Objective, PolicyLoss
 from roll.algorithms.shaping import Overlong
 from roll.config.derived.domains import own_tasks
 from roll.config.derived.fixed_roles import PREFIX, teacher_roles
-from roll.config.derived.methods import correction_of, has_kl, keeps_engine_log_probs, ratio_source, weighs_kl
+from roll.config.derived.methods import (
+    correction_of,
+    has_kl,
+    keeps_engine_log_probs,
+    ratio_source,
+    replays,
+    weighs_kl,
+)
 from roll.config.derived.placement import (
     interrupting,
     judged_in_turn,
@@ -62,6 +69,7 @@ from roll.rollout.group import Generator, GroupSampler, JudgedInTurn, Scorer, Si
 from roll.rollout.kept import Origin, RolloutFiles, continue_after
 from roll.rollout.record import Locate, TurnEnds
 from roll.rollout.reference import ReferenceAhead, ReferenceAtOnce, StepReference
+from roll.rollout.replay import GroupReplay, SavedTogether
 from roll.rollout.scheduler import GroupObserver, PromptSource, RolloutScheduler
 from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases
@@ -74,6 +82,7 @@ from roll.runs.rlvr.loop import CriticLearning, Learning
 from roll.runs.rlvr.partners import FixedPartners, prepare_partners
 from roll.runs.rlvr.playing import EpisodeParts, episode_parts, episode_samplers, listening
 from roll.runs.rlvr.prompt_source import check_curriculum, source_of
+from roll.runs.rlvr.rare_successes import replay_of
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
@@ -284,6 +293,7 @@ async def _loop(
             watches=inputs.watches,
             origin=Origin(inputs.vocabulary, behaviour(sampling), len(inputs.training), inputs.training.identity),
             hints=inputs.hints,
+            replay=replay_of(config, inputs.bars, shaped),
         )
         return await run_loop(config, context, interrupt, learners, parts)
 
@@ -336,6 +346,8 @@ class LoopParts:
     origin: Origin
     hints: StepHints | None = None
     """See `Inputs`. None in a replay."""
+    replay: GroupReplay | None = None
+    """Replays rare successes. None without `curriculum.replay`."""
 
 
 async def run_loop(
@@ -344,7 +356,8 @@ async def run_loop(
     """Restore the checkpoint and run the loop. All roles must have started."""
     assignment, phases = CreditAssignment(credit(config)), parts.phases
     onloaded = OnloadedTrainer(phases, "actor_train", learners.actor_train, learners.critic)
-    position = await context.checkpointer.restore(onloaded, parts.scheduler, assignment, parts.scheduler)
+    unconsumed = SavedTogether(parts.scheduler, parts.replay) if parts.replay else parts.scheduler
+    position = await context.checkpointer.restore(onloaded, parts.scheduler, assignment, unconsumed)
     context.tracker.watch(parts.watches)
     await parts.begin()
     run = rlvr.Rlvr(
@@ -368,6 +381,7 @@ async def run_loop(
         credit=assignment,
         max_steps=config.max_steps,
         rollouts=rollouts_of(config, context, parts.origin),
+        replay=parts.replay,
     )
     return await rlvr.train_rlvr(run, position)
 
@@ -418,7 +432,7 @@ def reference_of(config: RlvrConfig, plan: Plan, reference: Reference | ActorTra
     call per step.
     """
     alone = plan.reference == "role" and "reference" not in neighbours(plan.roles)
-    is_ahead = has_kl(config) and alone and most_batches(config) is None
+    is_ahead = has_kl(config) and alone and most_batches(config) is None and not replays(config)
     ask = reference.ref_log_probs
     return ReferenceAhead(ask, shaped) if is_ahead else ReferenceAtOnce(ask)
 

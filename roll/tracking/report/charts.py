@@ -280,6 +280,12 @@ SECTIONS: Mapping[str, Sequence[Curves | Callable[[Sequence[Row], Sequence[str]]
             {"promoted": "curriculum/promoted", "demoted": "curriculum/demoted"},
             COUNTS,
         ),
+        Curves(
+            "Replay of rare successes",
+            "groups that were replayed in the step, and groups in the buffer",
+            {"replayed": "curriculum/replayed", "buffered": "curriculum/buffered"},
+            COUNTS,
+        ),
     ],
     "Episodes": [
         Curves("Turns", "mean per episode", "episode/turns_mean"),

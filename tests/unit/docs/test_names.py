@@ -41,6 +41,7 @@ WRITERS = (
     "algorithms/corrections.py",
     "rollout/scheduler.py",
     "data/curriculum.py",
+    "rollout/replay.py",
     "algorithms/losses.py",
     "algorithms/objectives.py",
     "training/deepspeed/strategy.py",
