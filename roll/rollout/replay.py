@@ -27,7 +27,7 @@ from roll.errors import CheckpointError
 from roll.rollout.scheduler import StoredGroup, read_groups, write_groups
 from roll.types import Metrics, Prompt, RolloutGroup
 
-FILE, PROMPTS_FILE = "replay.safetensors", "replay.json"
+FILE, PROMPTS_FILE = "rare_successes.safetensors", "rare_successes.json"
 """Names of the files in the checkpoint's folder: the groups, and their prompts without tokens."""
 
 

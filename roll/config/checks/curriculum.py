@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from roll.algorithms.methods import CORRECTIONS, ESTIMATORS
 from roll.config.checks.algorithm import stale_token_problems
-from roll.config.derived.batch import plan_batch
+from roll.config.derived.batch import most_replayed, plan_batch
 from roll.config.derived.fixed_roles import teacher_roles
 from roll.config.derived.methods import correction_of
 from roll.config.schema.curriculum import GroupReplayConfig
@@ -62,11 +62,6 @@ def _never_replayed(config: RlvrConfig, own: GroupReplayConfig) -> Iterator[Faul
     if own.staleness_at_most < updates:
         problem = f"{own.staleness_at_most}, but a step makes {updates} updates: all groups are too old in the next one"
         yield Fault(f"{REPLAY}.staleness_at_most", problem, f"set it to at least {updates}", "no_effect")
-
-
-def most_replayed(share: float, groups: int) -> int:
-    """Return the largest number of replayed groups in a step of `groups`: a share of it, rounded down."""
-    return int(share * groups + 1e-6)  # 0.29 * 100 is slightly below 29
 
 
 def _uncorrected(config: RlvrConfig) -> Iterator[Fault]:

@@ -260,6 +260,11 @@ def _held_out_sampling(config: RlvrConfig) -> dict[str, GeneratingConfig]:
     return {"validation": config.validation.generating_args} | own
 
 
+def most_replayed(share: float, groups: int) -> int:
+    """Return the largest number of replayed groups in a step of `groups`: a share of it, rounded down."""
+    return int(share * groups + 1e-6)  # 0.29 * 100 is slightly below 29
+
+
 def age_limit(ratio: float, batches: int) -> int:
     """Return the largest number of steps between drawing and using a group, for a window of `batches` batches."""
     return math.ceil(ratio) + batches - 1

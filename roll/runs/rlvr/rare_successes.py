@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from roll.config.checks.curriculum import most_replayed
+from roll.config.derived.batch import most_replayed
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.curriculum import SolveRate
 from roll.rewards.passing import Bars

@@ -79,7 +79,9 @@ def test_rare_successes_keep_the_direction(loss: PolicyLoss, estimator: str) -> 
 
 
 def test_the_weight_of_rare_successes() -> None:
-    """With k of n right, rloo has k (n - k) / (n - 1) / n times the gradient of p, over p (1 - p) of the older policy."""
+    """With k of n right, `rloo` has k (n - k) / (n (n - 1)) times the gradient of p, over p (1 - p) of the older
+    policy.
+    """
     rate = float((RIGHT * OLDER.softmax(0)).sum())
     probability = 3 * rate * (1 - rate) ** 2
     weight = probability * (1 * 2 / 2 / 3) / (rate * (1 - rate))

@@ -22,8 +22,10 @@ from roll.data.examples import Example, ExampleSequence
 from roll.errors import RollError
 from roll.ray.device_sharing import DeviceSharing
 from roll.rollout.batch import Credit, CreditAssignment, Experience, Shaping
+from roll.rollout.filters import rewards_differ
 from roll.rollout.group import SingleTurns
 from roll.rollout.record import single_turn
+from roll.rollout.replay import GroupReplay
 from roll.runs.device_phases import DevicePhases
 from roll.runs.offline import loop as offline
 from roll.runs.offline.batches import given_batch
@@ -183,6 +185,49 @@ def test_the_loop_runs_its_parts_in_order() -> None:
     first = [*step, ("train", 0), ("sync", 3), ("evaluate", 1), ("log", 1), ("samples", 1), ("save", 1)]
     second = [*step, ("train", 3), ("sync", 6), ("evaluate", 2), ("log", 2), ("samples", 2), ("save", 2)]
     assert order == [("sync", 0), ("evaluate", 0), ("log", 0), *first, *second]
+
+
+class EqualLater(Parts):
+    """Takes groups of equal rewards after the first step. Keeps what is logged and what is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[Metrics] = []
+        self.kept: list[list[int]] = []
+        self.asked: list[list[int]] = []
+
+    async def take(self) -> list[RolloutGroup]:
+        groups = await super().take()
+        if self.version == 0:
+            return groups
+        return [replace(group(9, self.version), episodes=one.episodes[:1] * 2) for one in groups]
+
+    async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
+        self.asked.append([one.prompt.prompt_id for one in groups])
+        return await super().of(groups, sequences)
+
+    async def keep(self, step: int, groups: Sequence[RolloutGroup], batch: TrainBatch | None) -> None:
+        self.kept.append([one.prompt.prompt_id for one in groups])
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self.logged.append(metrics)
+
+
+def test_replayed_groups_are_trained_on_not_measured() -> None:
+    parts = EqualLater()
+    replay = GroupReplay(lambda one: True, rewards_differ, most_replayed=1, buffer_size=4, staleness_at_most=9)
+    run = wired(parts, max_steps=3, replay=replay, rollouts=cast(Any, parts))
+    asyncio.run(rlvr.train_rlvr(run, Position(0, 0)))
+    assert parts.kept == parts.asked == [[0, 1], [0, 9], [1, 9]]
+    mask = parts.batches[2].sequences.response_mask
+    assert parts.batches[2].policy_versions[mask].tolist() == [0] * 4 + [6] * 4
+    assert (parts.batches[2].advantages[mask] != 0).tolist() == [True] * 4 + [False] * 4
+    assert [told["curriculum/replayed"] for told in parts.logged[1:]] == [0, 1, 1]
+    assert parts.logged[3]["curriculum/replayed_staleness"] == 6
+    # The metrics of rollouts are those of the groups that the step sampled.
+    assert [told["reward/mean"] for told in parts.logged[1:]] == [0.5, 0, 0]
+    assert [told["reward/equal_groups_fraction"] for told in parts.logged[1:]] == [0, 1, 1]
+    assert [told["staleness/max"] for told in parts.logged[1:]] == [0, 0, 0]
 
 
 def test_the_batch_carries_advantages_and_behaviour() -> None:
