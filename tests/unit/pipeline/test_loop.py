@@ -200,7 +200,7 @@ class EqualLater(Parts):
         groups = await super().take()
         if self.version == 0:
             return groups
-        return [replace(group(9, self.version), episodes=one.episodes[:1] * 2) for one in groups]
+        return [replace(group(9, self.version), episodes=[one.episodes[0]] * 2) for one in groups]
 
     async def of(self, groups: Sequence[RolloutGroup], sequences: Sequences) -> Floats:
         self.asked.append([one.prompt.prompt_id for one in groups])

@@ -96,19 +96,20 @@ def test_each_set_has_its_rows_and_its_sampling(
 
 
 @pytest.mark.parametrize(
-    ("role", "shares", "filtered", "kind"),
+    ("role", "shares", "words", "kind"),
     [
-        ("role", False, False, ReferenceAhead),
-        ("role", True, False, ReferenceAtOnce),
-        ("role", False, True, ReferenceAtOnce),
-        ("adapter_off", False, False, ReferenceAtOnce),
+        ("role", False, (), ReferenceAhead),
+        ("role", True, (), ReferenceAtOnce),
+        ("role", False, ("+dynamic_sampling.max_num_gen_batches=2",), ReferenceAtOnce),
+        ("role", False, ("+curriculum={}",), ReferenceAhead),
+        ("role", False, ("+curriculum={replay: {}}",), ReferenceAtOnce),
+        ("adapter_off", False, (), ReferenceAtOnce),
     ],
 )
 def test_reference_works_ahead_only_on_own_devices(
-    role: str, shares: bool, filtered: bool, kind: type, configured: Callable[..., Any]
+    role: str, shares: bool, words: tuple[str, ...], kind: type, configured: Callable[..., Any]
 ) -> None:
-    """Of groups that a filter may drop, or of a trainer that learns, the reference is asked once per step."""
-    words = ["+dynamic_sampling.max_num_gen_batches=2"] if filtered else []
+    """Of groups that may be dropped or replaced, or of a trainer that learns, the reference is asked once per step."""
     devices = {"reference": {0}, "actor_train": {0} if shares else {1}}
     roles = {name: SimpleNamespace(all_devices=frozenset(own)) for name, own in devices.items()}
     plan = cast(Any, SimpleNamespace(reference=role, roles=roles))
