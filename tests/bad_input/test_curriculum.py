@@ -67,7 +67,6 @@ REPLAY_FAULTS: list[tuple[list[str], str, FaultCode, str, str]] = [
         "rewards.math_rule.query_filter_config",
         "remove",
     ),
-    ([REPLAYED, "++actor_train.data_args.images=seen"], REPLAY, "not_supported", "'seen'", "remove this block"),
     ([REPLAYED, TEACHER], REPLAY, "contradiction", "teacher", "remove teacher"),
     ([REPLAYED, "+self_distillation={sees: [success]}"], REPLAY, "contradiction", "self_distillation", "remove"),
 ]

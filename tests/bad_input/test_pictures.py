@@ -75,6 +75,7 @@ NOT_IN_RLVR = {
     "rewards.judged": (f"+rewards.judged={JUDGE}",),
     "teacher": (f"+teacher={TEACHER}",),
     "critic": ("adv_estimator=gae", "+critic={strategy_args: ${actor_train.strategy_args}}"),
+    "curriculum.replay": ("+curriculum={replay: {}}",),
     "weight_sync.lora": ("+actor_train.model_args.lora_target=all-linear",),
     "actor_train.strategy_args.strategy_config.sequence_parallel_size": ("+deepspeed_zero2.sequence_parallel_size=2",),
     "actor_infer.strategy_args.strategy_name": (

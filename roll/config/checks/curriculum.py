@@ -38,7 +38,7 @@ def curriculum_faults(config: RlvrConfig) -> Iterator[Fault]:
         yield from _never_replayed(config, own.replay)
         yield from _uncorrected(config)
         yield from _teaching_although_equal(config)
-        yield from _not_buffered(config)
+        yield from _replacing(config)
 
 
 def _never_replayed(config: RlvrConfig, own: GroupReplayConfig) -> Iterator[Fault]:
@@ -103,8 +103,8 @@ def _teaching_although_equal(config: RlvrConfig) -> Iterator[Fault]:
         yield Fault(REPLAY, problem, f"remove {key} or this block", "contradiction")
 
 
-def _not_buffered(config: RlvrConfig) -> Iterator[Fault]:
-    """Yield a fault for each setting that replaces groups by itself, or whose groups are not whole in the buffer."""
+def _replacing(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield a fault for each setting that replaces groups by itself."""
     filters = {
         f"rewards.{domain}.query_filter_config": reward.query_filter_config
         for domain, reward in config.rewards.items()
@@ -113,7 +113,3 @@ def _not_buffered(config: RlvrConfig) -> Iterator[Fault]:
     for key in (["dynamic_sampling"] if config.dynamic_sampling else []) + list(filters):
         problem = f"given, but {key} already replaces groups, by newly sampled ones"
         yield Fault(REPLAY, problem, f"remove {key} or this block", "exclusive")
-    rows = config.actor_train.data_args
-    if rows is not None and rows.images:
-        problem = f"given, but the prompts have pictures (images '{rows.images}'), which the buffer does not hold"
-        yield Fault(REPLAY, problem, "remove this block", "not_supported")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from roll.config.derived.batch import learner
 from roll.config.derived.fixed_roles import model_reward, teacher_roles
+from roll.config.derived.methods import replays
 from roll.config.derived.model_shape import ModelShape
 from roll.config.derived.placement import model_roles, sends_adapter
 from roll.config.derived.sight import blind_faults, unread_tower
@@ -94,6 +95,9 @@ def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
     if config.replay_from is not None:
         problem = f"'{config.replay_from}', but kept rollouts have no pictures, and the policy sees them"
         yield Fault("replay_from", problem, f"remove it, or {text}", "not_supported")
+    if replays(config):
+        problem = "given, but the buffer of groups holds no pictures, and the policy sees them"
+        yield Fault("curriculum.replay", problem, f"remove it, or {text}", "not_supported")
     if sends_adapter(config):
         problem = "adapter, but it was not tried whether engines apply adapters right to a model that sees pictures"
         yield Fault("weight_sync.lora", problem, "set it to merged", "not_supported")

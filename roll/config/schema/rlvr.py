@@ -371,7 +371,8 @@ class RlvrConfig(ExperimentConfig):
         None,
         description="Weight the KL term of each token by the ratio of policy to behaviour policy, which corrects its "
         "gradient off policy. "
-        "If not given: `true` if `async_generation_ratio` is above 0 or a step has several updates.",
+        "If not given: `true` if `async_generation_ratio` is above 0, groups are replayed (`curriculum.replay`) or a "
+        "step has several updates.",
     )
     add_token_level_kl: bool = Field(
         False, description="Subtract the KL divergence from the reference from the reward of each token."
