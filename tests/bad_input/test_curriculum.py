@@ -56,6 +56,8 @@ REPLAY_FAULTS: list[tuple[list[str], str, FaultCode, str, str]] = [
     ),
     ([REPLAYED, "actor_infer.generating_args.top_p=0.9"], REPLAY, "contradiction", "top_p 0.9", "top_p=1"),
     ([REPLAYED, "adv_estimator=reinforce"], REPLAY, "contradiction", "reinforce", "grpo"),
+    ([REPLAYED, "adv_estimator=reinforce_plus_plus_baseline"], REPLAY, "contradiction", "plus_baseline", "grpo"),
+    ([REPLAYED, "whiten_advantages=true"], REPLAY, "contradiction", "whiten_advantages", "remove"),
     ([REPLAYED, "adv_estimator=remax"], REPLAY, "contradiction", "remax", "grpo"),
     ([REPLAYED, "add_token_level_kl=true"], REPLAY, "contradiction", "add_token_level_kl", "remove"),
     ([REPLAYED, "+dynamic_sampling={}"], REPLAY, "exclusive", "dynamic_sampling", "remove"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.algorithms.methods import CORRECTIONS, ESTIMATORS
+from roll.algorithms.methods import CORRECTIONS, ESTIMATORS, EstimatorTraits
 from roll.config.checks.algorithm import stale_token_problems
 from roll.config.derived.batch import most_replayed, plan_batch
 from roll.config.derived.fixed_roles import teacher_roles
@@ -85,15 +85,12 @@ def _teaching_although_equal(config: RlvrConfig) -> Iterator[Fault]:
     would lose that.
     """
     estimator = config.adv_estimator
-    if not estimator.traits.compares_groups or estimator.traits.credits_tokens:
-        others = ", ".join(
-            method.name
-            for method in ESTIMATORS.values()
-            if method.traits.compares_groups and not method.traits.credits_tokens
-        )
+    if not compares_alone(estimator.traits):
+        others = ", ".join(method.name for method in ESTIMATORS.values() if compares_alone(method.traits))
         problem = f"given, but adv_estimator {estimator} learns from groups of equal rewards, too, which it would drop"
         yield Fault(REPLAY, problem, f"set adv_estimator to one of: {others}; or remove this block", "contradiction")
     reasons = {
+        "whiten_advantages": bool(config.whiten_advantages),  # it subtracts the mean of the step, from a 0 too
         "add_token_level_kl": config.add_token_level_kl,
         "self_distillation": config.self_distillation is not None,
         next(iter(teacher_roles(config)), "teacher"): bool(teacher_roles(config)),
@@ -101,6 +98,11 @@ def _teaching_although_equal(config: RlvrConfig) -> Iterator[Fault]:
     for key in (key for key, holds in reasons.items() if holds):
         problem = f"given, but with {key} groups of equal rewards teach something, too, and it would drop them"
         yield Fault(REPLAY, problem, f"remove {key} or this block", "contradiction")
+
+
+def compares_alone(traits: EstimatorTraits) -> bool:
+    """Whether all advantages of a group are 0 if its rewards are equal."""
+    return traits.compares_groups and not traits.credits_tokens and not traits.whitens
 
 
 def _replacing(config: RlvrConfig) -> Iterator[Fault]:

@@ -17,7 +17,9 @@ from torch import Tensor
 from roll.algorithms.advantages import Normalisation, advantages
 from roll.algorithms.corrections import Correction
 from roll.algorithms.losses import LossInputs
+from roll.algorithms.methods import ESTIMATORS
 from roll.algorithms.objectives import PolicyGradient, PolicyLoss, Ppo
+from roll.config.checks.curriculum import compares_alone
 from tests.unit.algorithms.build import scores
 
 RIGHT = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
@@ -96,3 +98,30 @@ def test_clipped_ratios_have_another_direction() -> None:
     """The bound of PPO biases the gradient of older tokens, as it does without a replay."""
     found = ascent(PolicyLoss(Ppo(clip_low=0.2, clip_high=0.2)), "rloo", RARE, OLDER)
     assert 0 < cosine(found, solve_rate_gradient()) < 0.999
+
+
+ACCEPTED = [name for name, method in ESTIMATORS.items() if compares_alone(method.traits)]
+"""Estimators with which groups may be replayed."""
+
+
+def of_equal_rewards(estimator: str, whiten: bool = False) -> np.ndarray:
+    """Return the advantages of the response tokens of a group of equal rewards, among other groups."""
+    rewards = [1.0, 0.0, 0.0, 0.3, 0.3, 0.3, 1.0, 1.0, 0.0]
+    masks = [".x", ".xxx", ".xx", ".x", ".xx", ".xxx", ".xxxxx", ".x", ".xx"]
+    built = scores(rewards, [0] * 3 + [1] * 3 + [2] * 3, masks)
+    keys = {"pass_k": 2} if estimator == "pass_at_k" else {}
+    estimated = advantages(estimator, built, Normalisation(whiten=whiten), keys)
+    begin, end = built.sequences.offsets[[3, 6]]
+    return estimated[begin:end][built.sequences.response_mask[begin:end]]
+
+
+@pytest.mark.parametrize("estimator", ACCEPTED)
+def test_equal_rewards_teach_accepted_estimators_nothing(estimator: str) -> None:
+    assert np.abs(of_equal_rewards(estimator)).max() < 1e-6
+
+
+def test_equal_rewards_teach_something_after_whitening() -> None:
+    """So whitening is refused."""
+    assert np.abs(of_equal_rewards("grpo", whiten=True)).max() > 1e-3
+    assert "reinforce_plus_plus_baseline" not in ACCEPTED and len(ACCEPTED) >= 6
+    assert np.abs(of_equal_rewards("reinforce_plus_plus_baseline")).max() > 1e-3
