@@ -1,4 +1,6 @@
-"""A curriculum with the real engines: a run that is killed resumes exactly, and its report shows the difficulty."""
+"""A curriculum that replays rare successes, with the real engines: a killed run resumes exactly, and its report shows
+the difficulty.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from tests import limits
 from tests.integration.conftest import World
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
-STEPS = ("max_steps=6", "save_steps=2", "eval_steps=0", "+curriculum={hard_at_most: 0}")
+REPLAY = "{solve_rate_at_most: 0.5, staleness_at_most: 64, share: 0.5}"
+STEPS = ("max_steps=6", "save_steps=2", "eval_steps=0", f"+curriculum={{hard_at_most: 0, replay: {REPLAY}}}")
 
 
 def test_killed_run_resumes_with_its_curriculum(world: World) -> None:
@@ -21,6 +24,7 @@ def test_killed_run_resumes_with_its_curriculum(world: World) -> None:
     assert all(0 <= line["curriculum/solve_rate"] <= 1 for line in lines)
     unseen = [line["curriculum/unseen_fraction"] for line in lines]
     assert unseen == sorted(unseen, reverse=True) and unseen[-1] < unseen[0] < 1
+    assert sum(line["curriculum/replayed"] for line in lines) > 0, "groups were replayed"
     process = world.start(*world.rlvr("killed_drawn", *STEPS))
     world.wait_for_step("killed_drawn", 3, process)
     psutil.Process(process.pid).send_signal(signal.SIGKILL)
