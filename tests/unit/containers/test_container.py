@@ -106,7 +106,7 @@ def test_commands_have_no_rights(ready: UnpackedImage, command: str, text: str) 
 def test_a_late_command_ends_with_its_descendants(ready: UnpackedImage) -> None:
     async def use(container: BubblewrapContainer) -> None:
         seconds = 5 * limits.EXPIRY  # a busy host starts slowly
-        late = await sh(container, "echo begun; sleep 1000 & sleep 1000", seconds)
+        late = await sh(container, "echo begun; for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; sleep 1000", seconds)
         assert (late.ending, late.status, late.stdout) == (CommandEnd.TIME, -signal.SIGKILL, b"begun\n")
         assert (await sh(container, "for p in /proc/[0-9]*; do cat $p/comm; done")).stdout.count(b"sleep") == 0
 

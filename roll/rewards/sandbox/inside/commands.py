@@ -161,7 +161,7 @@ def run(asked: Mapping[str, Any], connection: int, memory: int, processes: int) 
     kept = {reading: bytearray() for reading, _ in outputs}
     totals = dict.fromkeys(kept, 0)
     deadline, why, status, ended = time.monotonic() + asked["seconds"], BY_ITSELF, None, os.pidfd_open(pid)
-    waiting = [*kept, ended, connection]
+    waiting, killed = [*kept, ended, connection], set[int]()
     while status is None:
         for descriptor in select.select(waiting, [], [], CHECK_SECONDS)[0]:
             if descriptor == connection:
@@ -170,12 +170,12 @@ def run(asked: Mapping[str, Any], connection: int, memory: int, processes: int) 
                 waiting.remove(descriptor)
         status = _reap(pid)
         if status is None and why == BY_ITSELF and time.monotonic() > deadline:
-            why = TIME
-            _kill_family(pid)
+            why, killed = TIME, _kill_family(pid)
         elif status is None and why == BY_ITSELF and _resident() > memory:
-            why = MEMORY
+            why, killed = MEMORY, set(_processes())
             end_all()
     os.close(ended)
+    _wait_for(killed)
     for reading in kept:  # what is in the pipes; a process in the background may hold them open
         os.set_blocking(reading, False)
         while _read(reading, kept[reading], totals, asked["most"]) and time.monotonic() < deadline:
@@ -271,8 +271,8 @@ def _resident() -> int:
     return sum(int(fields[1]) - int(fields[2]) for fields in held if fields) * PAGE
 
 
-def _kill_family(pid: int) -> None:
-    """Kill a process, its descendants and all processes of its session."""
+def _kill_family(pid: int) -> set[int]:
+    """Kill a process, its descendants and all processes of its session. Return them."""
     stats = {one: fields for one in _processes() if (fields := _fields(one, "stat"))}
     family, size = {pid} | {one for one, fields in stats.items() if int(fields[3]) == pid}, 0
     while size < len(family):
@@ -280,6 +280,15 @@ def _kill_family(pid: int) -> None:
         family |= {one for one, fields in stats.items() if int(fields[1]) in family}
     for one in family:
         _kill(one)
+    return family
+
+
+def _wait_for(killed: set[int]) -> None:
+    """Wait until killed processes are gone, so that the next request finds none of them at work."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while any(os.path.exists(f"/proc/{pid}") for pid in killed) and time.monotonic() < deadline:
+        _reap(0)
+        time.sleep(PAUSE_SECONDS)
 
 
 def _kill(pid: int) -> None:
