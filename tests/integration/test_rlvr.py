@@ -58,7 +58,7 @@ PROMISED = (
 
 STAGES = {
     "driver": ("starting Ray", "all roles are ready"),
-    "actor_train": ("ready",),
+    "actor_train": ("loading libraries",),
     "actor_infer": ("engine's process started",),
 }
 """By role: stages that last for seconds even on a fast machine.
