@@ -59,9 +59,9 @@ PROMISED = (
 STAGES = {
     "driver": ("starting Ray", "all roles are ready"),
     "actor_train": ("loading libraries",),
-    "actor_infer": ("engine's process started",),
+    "actor_infer": ("engine's process",),  # starting, or started
 }
-"""By role: stages that last for seconds even on a fast machine.
+"""By role: what stages say that last for seconds even on a fast machine.
 
 A shorter stage, such as the first rollout, may end between two checks of the processes, and is then not shown.
 """
