@@ -259,7 +259,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class PartnerTurn:
-    """A turn of another policy in an episode. It enters no loss: the policy sees what the environment tells of it."""
+    """A turn of another policy in an episode. No loss has its tokens; the environment may show the policy its text."""
 
     after: int
     """Number of the policy's turns before it."""

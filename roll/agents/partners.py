@@ -3,9 +3,9 @@
     policy ──message──▶ environment ──messages──▶ partner
     policy ◀─messages── environment ◀────text────┘
 
-What the policy sees of a partner's turn is what the environment's messages tell of it: tokens that are given, as all of
-the environment's are. A partner is a fixed model, a model behind a URL, or the policy in training itself, which then
-samples these turns without credit (live_partner.py).
+The policy sees a partner's turn only through the environment's messages, whose tokens have no loss. A partner is
+a fixed model, a model behind a URL, or the policy in training itself, which then samples these turns without credit
+(live_partner.py).
 """
 
 from __future__ import annotations

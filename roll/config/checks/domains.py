@@ -46,6 +46,8 @@ OF_FUNCTIONS = (
     "reward_args", "timeout", "memory_gib", "max_processes", "world_size", "group", "concurrency", "normalise",
 )  # fmt: skip
 SPECIAL = {*ModelRewardKeys.model_fields, *OF_FUNCTIONS}
+Given = tuple[str, str | None]
+"""A key and its value."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BOUNDS_READ = {"no_filter": (), "mean_filter": ("threshold_down", "threshold_up"), "std_filter": ("std_threshold",)}
 """By type of filter: the bounds that it reads."""
@@ -185,20 +187,24 @@ def _reward_model_keys(where: str, reward: RewardConfig, why: str) -> Iterator[F
 
 
 def _api(where: str, reward: RewardConfig) -> Iterator[Fault]:
-    if reward.judge_model_name is None:
-        yield Fault(f"{where}.judge_model_name", "missing", "set it to the model's name at judge_api_url", "missing")
-    if reward.judge_api_url is None:
+    model, url = ("judge_model_name", reward.judge_model_name), ("judge_api_url", reward.judge_api_url)
+    yield from api_faults(where, model, url, ("judge_api_key_env", reward.judge_api_key_env), "JUDGE_API_KEY")
+
+
+def api_faults(where: str, model: Given, url: Given, variable: Given, example: str) -> Iterator[Fault]:
+    """Yield faults of the keys of a model behind a URL. `example` is a name of a variable with an API key."""
+    if model[1] is None:
+        yield Fault(f"{where}.{model[0]}", "missing", f"set it to the model's name at {url[0]}", "missing")
+    if url[1] is None:
         remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
-        yield Fault(f"{where}.judge_api_url", "missing", remedy, "missing")
+        yield Fault(f"{where}.{url[0]}", "missing", remedy, "missing")
     else:
-        yield from api_url_faults(f"{where}.judge_api_url", reward.judge_api_url, "judge_api_key_env")
-    key = reward.judge_api_key_env
+        yield from api_url_faults(f"{where}.{url[0]}", url[1], variable[0])
     # The wrong value may be the secret key itself, so it is not shown.
-    if key is not None and not VARIABLE.fullmatch(key):
-        remedy = "export the API key in an environment variable, and set this to its name, such as JUDGE_API_KEY"
-        yield Fault(
-            f"{where}.judge_api_key_env", "the value is not the name of an environment variable", remedy, "malformed"
-        )
+    if variable[1] is not None and not VARIABLE.fullmatch(variable[1]):
+        remedy = f"export the API key in an environment variable, and set this to its name, such as {example}"
+        problem = "the value is not the name of an environment variable"
+        yield Fault(f"{where}.{variable[0]}", problem, remedy, "malformed")
 
 
 def api_url_faults(place: str, url: str, key: str) -> Iterator[Fault]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll.config.checks.domains import VARIABLE, api_url_faults
+from roll.config.checks.domains import api_faults
 from roll.config.derived.domains import CRITIC, CRITIQUE, CRITIQUES, ENVIRONMENTS, environment_of
 from roll.config.derived.fixed_roles import all_partners
 from roll.config.derived.placement import shared_partners
@@ -79,23 +79,13 @@ def _sampling(where: str, partner: PartnerConfig) -> Iterator[Fault]:
 
 
 def _api(place: str, partner: PartnerConfig, episode_seconds: float) -> Iterator[Fault]:
-    if partner.model_name is None:
-        yield Fault(f"{place}.model_name", "missing", "set it to the model's name at api_url", "missing")
-    if partner.api_url is None:
-        remedy = "set it to the base URL of the API, for example http://localhost:8000/v1"
-        yield Fault(f"{place}.api_url", "missing", remedy, "missing")
-    else:
-        yield from api_url_faults(f"{place}.api_url", partner.api_url, "api_key_variable")
+    model, url = ("model_name", partner.model_name), ("api_url", partner.api_url)
+    yield from api_faults(place, model, url, ("api_key_variable", partner.api_key_variable), "PARTNER_API_KEY")
     if partner.timeout >= episode_seconds:
         problem = (
             f"{partner.timeout:g} s is not below episode_timeout, {episode_seconds:g} s: one request could outlast it"
         )
         yield Fault(f"{place}.timeout", problem, "lower it, or raise episode_timeout", "not_below")
-    # The wrong value may be the secret key itself, so it is not shown.
-    if partner.api_key_variable is not None and not VARIABLE.fullmatch(partner.api_key_variable):
-        remedy = "export the API key in an environment variable, and set this to its name, such as PARTNER_API_KEY"
-        problem = "the value is not the name of an environment variable"
-        yield Fault(f"{place}.api_key_variable", problem, remedy, "malformed")
 
 
 def _critique(where: str, domain: str, section: EnvironmentConfig, config: RlvrConfig) -> Iterator[Fault]:
