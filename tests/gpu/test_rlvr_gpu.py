@@ -4,7 +4,7 @@ different ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,12 @@ def run(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_engine_and_trainer_agree_on_one_gpu(case: Case, runs: Runs, models_by_dtype: dict[str, Path]) -> None:
     run(case, runs, models_by_dtype, "colocated", (0, 0))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2]], ids=lambda case: case.name)
+def test_two_engines_on_one_gpu_agree_with_trainer(case: Case, runs: Runs, models_by_dtype: dict[str, Path]) -> None:
+    shared = {**case.keys, "actor_infer.device_mapping": "[0,0]"}
+    run(replace(case, name=f"{case.name}_twice", keys=shared), runs, models_by_dtype, "colocated", (0, 0))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

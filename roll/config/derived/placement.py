@@ -64,6 +64,10 @@ class RolePlan:
         """The devices of all ranks."""
         return frozenset(device for rank in self.devices for device in rank)
 
+    def ranks_on(self, device: int) -> int:
+        """Return the number of ranks with this device."""
+        return sum(device in rank for rank in self.devices)
+
 
 def model_roles(config: Config | OfflineConfig) -> dict[str, RoleConfig]:
     """Return the roles with a model, by name: in the schema's order, then `teachers.<name>`, `rewards.<domain>` and
@@ -232,11 +236,7 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
     if not mapping:
         return [Fault(where, "[] contains no device", "name devices, or remove the key to run on the CPU", "empty")]
     faults = []
-    twice = [device for device, count in Counter(mapping).items() if count > 1]
-    if twice:
-        faults.append(
-            Fault(where, f"devices {_listed(twice)} are listed more than once", "name each device once", "duplicate")
-        )
+    faults += _repetition_faults(name, role, mapping, config)
     if max(mapping) >= MOST_RANKS:
         problem = f"device {max(mapping)} is too large a number"
         faults.append(
@@ -270,6 +270,23 @@ def _device_faults(name: str, role: RoleConfig, config: Config) -> list[Fault]:
             remedy = f"put each group of {width} devices on one node of {config.num_gpus_per_node}"
             faults.append(Fault(where, problem, remedy, "not_supported"))
     return faults
+
+
+def _repetition_faults(name: str, role: RoleConfig, mapping: Sequence[int], config: Config) -> Iterator[Fault]:
+    """Yield a fault of devices that a role lists more than once. Only engines can share a device with each other."""
+    repeated = [device for device, count in Counter(mapping).items() if count > 1]
+    if not repeated:
+        return
+    where, problem = f"{name}.device_mapping", f"devices {_listed(repeated)} are listed more than once"
+    remedy = "name each device once"
+    if not isinstance(config, RlvrConfig) or name != "actor_infer":
+        yield Fault(where, problem, remedy, "duplicate")
+    elif not role.strategy_args.traits.shares_device:
+        size = "tensor_parallel_size 1 and engine_args.kv_cache_memory_bytes, the size of each one's KV cache"
+        yield Fault(where, problem, f"{remedy}; several engines of vllm on a device need {size}", "duplicate")
+    elif not sends_adapter(config) and not set(repeated) <= set(config.actor_train.device_mapping or ()):
+        problem = f"{problem}, but not all of them are devices of actor_train, and NCCL serves one process on a GPU"
+        yield Fault(where, problem, f"{remedy}, or let actor_train have them, too", "not_supported")
 
 
 def _sharing_faults(config: RlvrConfig) -> list[Fault]:
@@ -335,7 +352,7 @@ def sync_faults(config: RlvrConfig) -> list[Fault]:
         return [Fault("weight_sync.lora", problem, "set it to merged", "not_supported")]
     if not infer.device_mapping or sends_adapter(config):
         return []
-    astride = [each for each in place("actor_infer", infer, 1).devices if 0 < len(train & set(each)) < len(each)]
+    astride = [each for each in place("actor_infer", infer, 1).devices if 0 < len(train & set(each)) < len(set(each))]
     return [
         Fault(
             "actor_infer.device_mapping",

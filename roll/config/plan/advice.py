@@ -114,9 +114,9 @@ def _spare(name: str, device: int, plan: Plan, gpu_memory: float) -> float:
     working = "critic" if name == "critic" else "training"
     held = [phase for phase in phases(plan, device) if phase.name in (working, "all at once")]
     engines = sum(
-        memory.device_total
+        memory.device_total * plan.roles[role].ranks_on(device)
         for role, memory in plan.memory.items()
-        if memory.reserved_fraction and device in plan.roles[role].all_devices
+        if memory.reserved_fraction
     )
     # An engine that stays holds all that it reserves.
     return (

@@ -51,6 +51,11 @@ class RoleMemory:
     def device_total(self) -> int:
         return sum(self.device.values())
 
+    def of_ranks(self, count: int) -> RoleMemory:
+        """Return the memory of this many ranks on one device."""
+        fraction = None if self.reserved_fraction is None else count * self.reserved_fraction
+        return RoleMemory({kind: count * size for kind, size in self.device.items()}, count * self.host, fraction)
+
 
 def head_tokens(vocabulary: int) -> int:
     """Return the number of tokens whose logits are computed at a time: a multiple of 128, for whole tiles."""

@@ -44,7 +44,8 @@ def phases(plan: Plan, device: int) -> list[Phase]:
 
     Roles that take no turns count in every phase.
     """
-    here = {name: memory for name, memory in plan.memory.items() if device in plan.roles[name].all_devices}
+    counts = {name: plan.roles[name].ranks_on(device) for name in plan.memory}
+    here = {name: plan.memory[name].of_ranks(count) for name, count in counts.items() if count}
     movers = {name for name in here if not plan.turns.get(name, frozenset()).isdisjoint(here)}
     stays = {name: memory for name, memory in here.items() if name not in movers}
     if not movers:

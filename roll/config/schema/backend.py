@@ -84,6 +84,8 @@ class BackendTraits:
     """Whether it frees weights that will be sent again, instead of moving them to host memory."""
     returns_routes: bool = False
     """Whether it can return the experts that it chose for each token of a mixture of experts."""
+    shares_device: bool = False
+    """Whether several of its ranks can have the same device, because none measures the memory that is free."""
     most_requests: int | None = None
     """Largest number of sequences that a rank generates at a time. None if it answers one prompt at a time."""
     context: int | None = None

@@ -173,6 +173,7 @@ class VllmStrategyConfig(StrategyConfig):
             loads_adapters=True,
             discards_weights=True,
             returns_routes=True,
+            shares_device=engine.tensor_parallel_size == 1 and "kv_cache_memory_bytes" in engine.engine_args,
             most_requests=engine.max_num_seqs,
             context=engine.max_model_len,
             memory=EngineMemory(
