@@ -107,6 +107,10 @@ class EngineActivity:
     """Largest fraction of the KV cache in use, 0 to 1."""
     tokens_in_flight: int | None = None
     """Current number of prompt and sampled tokens of unfinished requests. The prompt counts once per sample."""
+    proposed_tokens: int | None = None
+    """Number of tokens that a draft proposed. None without speculative decoding."""
+    accepted_tokens: int | None = None
+    """Number of proposed tokens that became part of a response."""
 
 
 class TrainStrategy(Protocol):

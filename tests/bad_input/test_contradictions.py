@@ -403,7 +403,7 @@ CONTRADICTIONS = [
             ("dtype", "float16", "misplaced", "'float16'", "actor_infer.model_args.dtype"),
             ("logprobs_mode", "raw_logprobs", "not_supported", "sampled from", "remove it"),
             ("enable_chunked_prefill", "true", "not_supported", "on the CPU", "remove it"),
-            ("speculative_config", "{method: ngram}", "not_supported", "wrong temperature", "remove it"),
+            ("speculative_config", "{method: ngram}", "not_supported", "a block for it, speculative", "remove it"),
             ("quantization_config", "{linear: fp8_per_tensor}", "not_supported", "what is quantised", "remove it"),
             ("quantization", "fp8", "misplaced", "'fp8'", f"{ENGINE}.quantization"),
         )

@@ -77,7 +77,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
     if isinstance(traits.memory, EngineMemory):
         narrow = traits.memory.linear_width
         saved = 0 if narrow is None else (width - narrow) * shape.linear_parameters
-        weights = (width * whole - saved) // devices
+        weights = (width * whole - saved + traits.memory.draft) // devices
         if plan.on_cpu:
             return RoleMemory({"weights": weights, "kv_cache": traits.memory.cpu_cache})
         state = shape.delta.state_bytes(width, devices) if shape.delta else 0

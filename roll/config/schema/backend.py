@@ -38,6 +38,8 @@ class EngineMemory:
     """Size in bytes of the KV cache of a rank on the CPU."""
     linear_width: int | None = None
     """Bytes of each weight of the linear layers, if the engine quantises them."""
+    draft: int = 0
+    """Bytes of the weights that propose tokens in speculative decoding."""
 
 
 @dataclass(frozen=True)

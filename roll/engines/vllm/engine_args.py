@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from roll.config.schema.roles import RoleConfig
 from roll.engines.vllm.settings import VllmConfig
@@ -20,6 +19,7 @@ SET_BY_ROLL: Mapping[str, str] = {
     "quantization_config": "quantization decides what is quantised",
     "weight_transfer_config": "weights arrive by roll's own transfer",
     "enable_return_routed_experts": "router_replay asks for the routes of tokens",
+    "speculative_config": "strategy_config has a block for it, speculative",
     "enable_lora": "weight_sync.lora decides whether an engine gets adapters",
     "max_loras": "an engine has one adapter",
     "max_lora_rank": "it follows from lora_rank",
@@ -58,18 +58,3 @@ def engine_args_faults(engine: VllmConfig, where: str, role_name: str, role: Rol
             yield Fault(place, problem, remedy, "not_supported")
         elif key in taken:
             yield Fault(place, f"{value!r}, but roll sets it: {taken[key]}", "remove it", "not_supported")
-        elif key == "speculative_config":
-            yield from _drafts(place, value, role_name, role)
-
-
-def _drafts(place: str, value: Any, role_name: str, role: RoleConfig) -> Iterator[Fault]:
-    """Yield the fault of speculative decoding. On the CPU, vLLM 0.32 divides the logits of the tokens that it verifies
-    by numbers from uninitialised memory instead of the temperature (its `_expand_kernel_impl` fills a copy).
-    """
-    if role.device_mapping is None:
-        problem = f"{value!r:.60}, but on the CPU vLLM samples at a wrong temperature where it verifies a draft"
-    elif role_name == "actor_infer":
-        problem = f"{value!r:.60}, but it was not tried whether the log-probs of verified tokens are right"
-    else:
-        return
-    yield Fault(place, problem, "remove it", "not_supported")

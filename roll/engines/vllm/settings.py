@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from roll.backend_settings import RoleModel, with_local_model
 from roll.config.schema.backend import BackendConfig, BackendTraits, EngineMemory, StrategyConfig
-from roll.config.schema.base import Passed, PositiveFloat, PositiveInt, Ranks
+from roll.config.schema.base import Passed, PositiveFloat, PositiveInt, Ranks, StrictConfig
 from roll.config.schema.model import ModelConfig
 from roll.engines.vllm.fork_server import start_fork_server
 from roll.system.sizes import GIB
@@ -30,6 +31,40 @@ if TYPE_CHECKING:
 
 CPU_BLOCK = 32
 """vLLM's attention on the CPU takes only KV-cache blocks of a multiple of this number of tokens."""
+
+
+class SpeculativeConfig(StrictConfig):
+    """Speculative decoding, on GPUs: a draft proposes tokens, and the engine's model verifies them in one forward pass.
+
+    Samples keep the model's distribution, and their log-probs are the model's (Leviathan et al., arXiv 2211.17192).
+    """
+
+    method: Literal["ngram", "draft_model", "eagle3"] = Field(
+        description="What proposes tokens. `ngram`: what followed the last tokens where they stood earlier in the same "
+        "sequence. `draft_model`: a smaller model of the same vocabulary. `eagle3`: a head that reads hidden states of "
+        "the model."
+    )
+    draft: str | None = Field(
+        None,
+        description="Folder of the draft's weights, for `draft_model` and `eagle3`. No weight sync changes them, so "
+        "fewer of its tokens are accepted as training goes on.",
+    )
+    tokens: PositiveInt = Field(4, description="Number of tokens that are proposed at a time.")
+    longest_match: PositiveInt = Field(
+        4, description="`ngram`: largest number of last tokens that are looked for in the sequence."
+    )
+
+    @property
+    def draft_bytes(self) -> int:
+        """Return the size of the draft's weights; 0 without a draft."""
+        return sum(file.stat().st_size for file in Path(self.draft).glob("*.safetensors")) if self.draft else 0
+
+    def arguments(self) -> dict[str, Any]:
+        """Return vLLM's `speculative_config`."""
+        shared = {"method": self.method, "num_speculative_tokens": self.tokens}
+        if self.draft is not None:
+            return shared | {"model": self.draft}
+        return shared | {"prompt_lookup_max": self.longest_match, "prompt_lookup_min": 1}
 
 
 class VllmConfig(BackendConfig):
@@ -82,13 +117,15 @@ class VllmConfig(BackendConfig):
         description="`fp8`: linear layers multiply in 8 bits, weights with a scale for each output, activations with "
         "one for each token. Routers, embeddings and heads keep `dtype`. Each weight sync quantises anew.",
     )
+    speculative: SpeculativeConfig | None = Field(
+        None, description="Speculative decoding. If not given, each forward pass samples one token of a sequence."
+    )
     disable_custom_all_reduce: bool = Field(
         False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."
     )
     engine_args: dict[str, Passed] = Field(
         default_factory=dict,
-        description="Additional arguments of vLLM's `AsyncEngineArgs`. Those that roll sets itself are refused, and so "
-        "is `speculative_config`.",
+        description="Additional arguments of vLLM's `AsyncEngineArgs`. Those that roll sets itself are refused.",
     )
 
     @property
@@ -181,6 +218,7 @@ class VllmStrategyConfig(StrategyConfig):
                 "gpu_memory_utilization",
                 cpu_cache=int(engine.kv_cache_gib * GIB),
                 linear_width=None if engine.quantization is None else 1,
+                draft=engine.speculative.draft_bytes if engine.speculative else 0,
             ),
         )
 

@@ -94,6 +94,8 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
     }
     if block.quantization is not None:
         arguments |= QUANTIZATION[block.quantization]
+    if block.speculative is not None:
+        arguments["speculative_config"] = block.speculative.arguments()
     block_size = block.cpu_block_size if device == "cpu" else block.block_size
     if block_size is not None:
         arguments["block_size"] = block_size
@@ -121,10 +123,13 @@ def use_fp32_attention(settings: VllmSettings | VllmRewardSettings) -> None:
 class StepCounts:
     """Statistics of the engine steps since the last `take`: sums, and the highest use of the KV cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, speculates: bool = False) -> None:
+        """`speculates`: whether a draft proposes tokens."""
+        self._speculates = speculates
         self._clear()
 
     def _clear(self) -> None:
+        self._proposed = self._accepted = 0
         self._steps = self._running = self._waiting = self._generated = self._prefilled = self._preemptions = 0
         self._kv_cache_use = 0.0
 
@@ -136,6 +141,9 @@ class StepCounts:
             self._waiting += scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs
             self._kv_cache_use = max(self._kv_cache_use, scheduler.kv_cache_usage)
             # vLLM counts only the first prefill of a prompt, so add the tokens that preempted requests recompute.
+            if (drafts := scheduler.spec_decoding_stats) is not None:
+                self._proposed += drafts.num_draft_tokens
+                self._accepted += drafts.num_accepted_tokens
             lookups = scheduler.prefix_cache_stats
             self._prefilled += lookups.preempted_queries - lookups.preempted_hits
         if iteration is not None:
@@ -154,6 +162,8 @@ class StepCounts:
             waiting=self._waiting / self._steps if self._steps else None,
             kv_cache_use=self._kv_cache_use,
             tokens_in_flight=tokens_in_flight,
+            proposed_tokens=self._proposed if self._speculates else None,
+            accepted_tokens=self._accepted if self._speculates else None,
         )
         self._clear()
         return activity
@@ -259,7 +269,7 @@ class VllmGenerate:
         self._discarded_weights = False
         self._is_paused = False
         self._may_generate = RequestGate()
-        self._counts = StepCounts()
+        self._counts = StepCounts(settings.engine.speculative is not None)
 
     async def start(self) -> None:
         settings = self._settings

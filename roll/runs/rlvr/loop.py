@@ -257,6 +257,8 @@ def engine_metrics(engines: Sequence[EngineActivity], seconds: float) -> Metrics
         ("engine/running", [engine.running for engine in engines], mean),
         ("engine/waiting", [engine.waiting for engine in engines], mean),
         ("engine/kv_cache_use", [engine.kv_cache_use for engine in engines], max),
+        ("engine/proposed_tokens", [engine.proposed_tokens for engine in engines], sum),
+        ("engine/accepted_tokens", [engine.accepted_tokens for engine in engines], sum),
         ("engine/tokens_in_flight", [engine.tokens_in_flight for engine in engines], sum),
     )
     for name, values, joined in counted:

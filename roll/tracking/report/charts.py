@@ -361,6 +361,13 @@ SECTIONS: Mapping[str, Sequence[Curves | Callable[[Sequence[Row], Sequence[str]]
             },
             COUNTS,
         ),
+        Curves(
+            "Speculative decoding",
+            "tokens of a step, all engines",
+            {"proposed": "engine/proposed_tokens", "accepted": "engine/accepted_tokens"},
+            COUNTS,
+            is_optional=True,
+        ),
         Curves("Preemptions", "requests that lost their KV cache", "engine/preemptions", COUNTS, is_optional=True),
         Curves(
             "Tokens in flight",

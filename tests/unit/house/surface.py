@@ -141,6 +141,7 @@ DECLARED = {
         "SchedulerStats.num_skipped_waiting_reqs": "int",
         "SchedulerStats.kv_cache_usage": "float",
         "SchedulerStats.prefix_cache_stats": "PrefixCacheStats",
+        "SchedulerStats.spec_decoding_stats": "SpecDecodingStats | None",
         "PrefixCacheStats.preempted_queries": "int",
         "PrefixCacheStats.preempted_hits": "int",
         "IterationStats": "class ()",
@@ -150,6 +151,11 @@ DECLARED = {
         "PromptTokenStats.computed": "int",
         "RequestStateStats.num_generation_tokens": "int",
         "MultiModalCacheStats": "class (BaseCacheStats)",
+    },
+    "vllm/v1/spec_decode/metrics.py": {
+        "SpecDecodingStats": "class ()",
+        "SpecDecodingStats.num_draft_tokens": "int",
+        "SpecDecodingStats.num_accepted_tokens": "int",
     },
     "vllm/v1/engine/__init__.py": {
         "PauseMode": "Literal['abort', 'wait', 'keep']",

@@ -117,6 +117,7 @@ def test_vllm_surface_lists_every_used_engine_method() -> None:
     [
         ("vllm/v1/metrics/stats.py", "SchedulerStats", ["scheduler"]),
         ("vllm/v1/metrics/stats.py", "PrefixCacheStats", ["lookups"]),
+        ("vllm/v1/spec_decode/metrics.py", "SpecDecodingStats", ["drafts"]),
         ("vllm/v1/metrics/stats.py", "IterationStats", ["iteration"]),
         ("vllm/v1/metrics/stats.py", "PromptTokenStats", ["iteration.prompt_token_stats"]),
         ("vllm/v1/metrics/stats.py", "RequestStateStats", ["state.stats"]),
@@ -151,7 +152,7 @@ def test_fields_that_are_given_exist(name: str) -> None:
 def test_users_cannot_override_what_roll_sets() -> None:
     own = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *VllmConfig.model_fields}
     assert fields_given("AsyncEngineArgs") - own == set()
-    known = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *OVER_WORKERS, "speculative_config"}
+    known = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *OVER_WORKERS}
     assert {key for key in known if declared("vllm/engine/arg_utils.py", f"EngineArgs.{key}") is None} == set()
 
 
