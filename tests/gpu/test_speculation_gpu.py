@@ -96,6 +96,7 @@ def sampled(model: Path, block: dict[str, Any]) -> tuple[list[list[Completion]],
     from roll.engines.vllm.strategy import VllmGenerate
 
     engine = {"enforce_eager": True, "gpu_memory_utilization": 0.2, "max_num_seqs": 64, "speculative": block}
+    engine["engine_args"] = {"kv_cache_memory_bytes": 1 << 29}  # otherwise vLLM measures what other processes leave free
     settings = VllmSettings(
         str(model),
         ModelConfig.model_validate({"dtype": "bf16"}),
