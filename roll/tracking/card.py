@@ -30,9 +30,15 @@ KEYS = (
 )  # fmt: skip
 """Keys of the root that a card shows."""
 ROLE_KEYS = (
-    ("model_args", ("dtype", "lora_target", "lora_rank", "lora_alpha", "use_rslora", "use_dora", "init_lora_weights")),
+    (
+        "model_args",
+        (
+            "dtype", "lora_target", "lora_rank", "lora_alpha", "use_rslora", "use_dora", "init_lora_weights",
+            "quantized_base",
+        ),
+    ),
     ("training_args", ("learning_rate", "lr_scheduler_type")),
-)
+)  # fmt: skip
 """Keys of the trained role that a card shows."""
 SHARES = ("pass@", "maj@")
 """Beginnings of the names of metrics that are shares of the prompts."""

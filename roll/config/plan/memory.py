@@ -119,14 +119,19 @@ def _training_states(
     trained = trained_by_adapter(model, shape) if model.lora_target else full - frozen
     held = full + trained if model.lora_target else full
     elsewhere = shape.expert_parameters * (expert_parallel - 1) // expert_parallel
+    saved = saved_by_quantizing(model, shape, width)
     device = {
-        "weights": width * (held // ranks if zero.stage == 3 else held - elsewhere) + width * secondary(zero, held),
+        "weights": width * (held // ranks if zero.stage == 3 else held - elsewhere)
+        + width * secondary(zero, held)
+        - saved,
         "gradients": width * trained // ranks if zero.stage >= 2 else width * (trained - elsewhere),
         "optimizer": int(states * trained // ranks if zero.stage >= 1 else states * (trained - elsewhere)),
         "buffers": width * (gathered_parameters(zero, shape, ranks, elsewhere) + zero.bucket_numbers),
     }
     if model.init_lora_weights is not True:  # PiSSA's first factors, which stay whole on every rank
         device["buffers"] += width * trained
+    if model.quantized_base:  # one matrix at a time in the model's dtype
+        device["buffers"] += width * max(rows * columns for rows, columns in shape.linears.values())
     host = 0
     if zero.optimizer_on != "none":
         if zero.stage > 1:
@@ -156,6 +161,19 @@ def trained_by_adapter(model: ModelConfig, shape: ModelShape) -> int:
         return 0
     norms = shape.adapted_outputs(model.lora_target) if model.use_dora else 0
     return shape.adapter_parameters(model.lora_target, model.lora_rank) + norms
+
+
+BITS = {"nf4": 4 + 32 / 64, "nf4_double": 4 + 8 / 64 + 32 / (64 * 256)}
+"""Bits of a weight by `quantized_base`: 4, and the scale of its block of 64 weights, in fp32 or, for `nf4_double`, in 8
+bits with one fp32 scale for 256 of them (Dettmers et al., QLoRA, 2023, section 3).
+"""
+
+
+def saved_by_quantizing(model: ModelConfig, shape: ModelShape, width: int) -> int:
+    """Return the bytes that the linear layers of the decoder need less in 4 bits; 0 without `quantized_base`."""
+    if model.quantized_base is None:
+        return 0
+    return int((width - BITS[model.quantized_base] / 8) * shape.linear_parameters)
 
 
 def secondary(zero: ZeroMemory, held: int) -> int:
