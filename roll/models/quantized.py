@@ -7,7 +7,6 @@ trained is the adapter on the rounded weights, so engines and exports get the ro
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +17,6 @@ from transformers import PreTrainedModel
 from roll.config.schema.model import QuantizedBase
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
-
-# It warns that a kernel of the Hub is missing, which these layers do not use.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 try:
     from bitsandbytes.functional import dequantize_4bit
