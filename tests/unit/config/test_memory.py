@@ -130,6 +130,19 @@ def test_lora_variants_have_norms_and_first_factors(shape: ModelShape) -> None:
     assert with_buffers - without == 2 * adapters
 
 
+@pytest.mark.parametrize(("kind", "bits"), [("nf4", 4.5), ("nf4_double", 4 + 0.127)])
+def test_quantized_base_has_four_bits_and_scales(shape: ModelShape, kind: str, bits: float) -> None:
+    adapters, linear = shape.adapter_parameters("all-linear", 8), 28 * (3584 * (2 * 3584 + 2 * 512) + 3 * 3584 * 18944)
+    role = trainer(2, 4, lora_target="all-linear", lora_rank=8, quantized_base=kind)
+    held = states(role, shape)
+    others = PUBLISHED_QWEN_7B - linear + adapters
+    assert held["weights"] == pytest.approx(2 * others + linear * bits / 8, rel=1e-4)
+    assert held["optimizer"] == 12 * adapters // 4
+    plain = trainer(2, 4, lora_target="all-linear", lora_rank=8)
+    more = [estimate(place("actor_train", each, 6144), each, shape, 6144).device["buffers"] for each in (role, plain)]
+    assert more[0] - more[1] == 2 * 3584 * 18944  # the largest matrix, in bf16
+
+
 def test_optimizers_have_their_own_moments(shape: ModelShape) -> None:
     ends = 2 * 152064 * 3584
     assert moments("muon", shape) * PUBLISHED_QWEN_7B == pytest.approx(4 * (PUBLISHED_QWEN_7B + ends))
