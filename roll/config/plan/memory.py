@@ -89,6 +89,8 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape, traits.expert_parallel)
         wish, compiled = role.model_args.gradient_checkpointing, compiles(role.model_args, on_gpu=not plan.on_cpu)
         kept = {"activations": activations(shape, tokens, width, wish, compiled)}
+        if role.model_args.use_dora:
+            kept["activations"] += dora_activations(shape, tokens, width, role.model_args)
         if shape.vision:
             kept["pictures"] = picture_bytes(shape.vision, tokens, width, role.model_args)
         return RoleMemory(states | kept | head, host)
@@ -244,6 +246,19 @@ def activations(shape: ModelShape, tokens: int, width: int, wish: str | int, com
     checkpointed = checkpointed_layers(wish, layers)
     kept = (layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
+
+
+def dora_activations(shape: ModelShape, tokens: int, width: int, model: ModelConfig) -> int:
+    """Return the bytes that DoRA keeps in addition, in all layers whose activations exist at a time.
+
+    An adapted layer keeps its output without the adapter and that of the adapter alone, and a square matrix of its
+    input's width, by which PEFT computes B A. Norms need two copies of the largest matrix.
+    """
+    adapted = [shape.linears[name] for name in shape.adapted_linears(model.lora_target or "")]
+    layer = width * sum(2 * tokens * columns + rows * rows for rows, columns in adapted)
+    checkpointed = checkpointed_layers(model.gradient_checkpointing, shape.num_hidden_layers)
+    at_a_time = shape.num_hidden_layers - checkpointed + (1 if checkpointed else 0)
+    return at_a_time * layer + 2 * width * max((rows * columns for rows, columns in adapted), default=0)
 
 
 def picture_bytes(vision: VisionShape, tokens: int, width: int, model: ModelConfig) -> int:
