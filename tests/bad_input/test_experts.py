@@ -82,7 +82,7 @@ def test_variant_of_an_adapter_on_experts(given: str, refused: Callable[..., str
 def test_experts_are_not_held_in_four_bits(refused: Callable[..., str], experts: Path) -> None:
     adapter = ["+actor_train.model_args.lora_target=q_proj", "+actor_train.model_args.quantized_base=nf4"]
     message = refused(f"pretrain={experts}", *adapter)
-    assert "actor_train.model_args.quantized_base: nf4, but the model has experts" in message
+    assert "model_args.quantized_base: nf4, but" in message and "has experts" in message
 
 
 DEEPSPEED = "deepspeed_zero3"
