@@ -97,7 +97,13 @@ def test_linear_layers_of_the_decoder_are_quantized(tiny_model: Path) -> None:
 
 
 def test_fused_experts_are_refused() -> None:
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 8, "head_dim": 4, "vocab_size": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "moe_intermediate_size": 8,
+        "head_dim": 4,
+        "vocab_size": 32,
+    }
     config = Qwen3MoeConfig(num_hidden_layers=1, num_attention_heads=4, num_experts=4, **sizes)
     with pytest.raises(ConfigError) as raised:
         quantize_layers(AutoModelForCausalLM.from_config(config), "nf4")

@@ -69,9 +69,8 @@ def test_weights_identity_depends_on_contents_not_path(tmp_path: Path) -> None:
 
 def test_base_in_other_bits_is_another_base(tmp_path: Path) -> None:
     """As an older checkpoint, which does not say how its base was held."""
-    words = [f"pretrain={write_model(tmp_path / 'model', b'two')}", "+actor_train.model_args.lora_target=all-linear"]
-    words += ["deepspeed_zero3.zero_optimization.stage=2", "+weight_sync.lora=merged", "~reference"]
+    words = [f"pretrain={write_model(tmp_path / 'model', b'two')}", "++actor_train.model_args.lora_target=all-linear"]
     plain = of_weights(composed(*words))["pretrain"]
-    rounded = of_weights(composed(*words, "+actor_train.model_args.quantized_base=nf4"))["pretrain"]
-    double = of_weights(composed(*words, "+actor_train.model_args.quantized_base=nf4_double"))["pretrain"]
+    rounded = of_weights(composed(*words, "++actor_train.model_args.quantized_base=nf4"))["pretrain"]
+    double = of_weights(composed(*words, "++actor_train.model_args.quantized_base=nf4_double"))["pretrain"]
     assert (rounded, double) == (f"{plain}, rounded to nf4", f"{plain}, rounded to nf4_double")
