@@ -48,7 +48,8 @@ class FrozenLinear(Linear4bit):
 
 def rounded(weight: Tensor, kind: QuantizedBase) -> Params4bit:
     """Return a matrix in 4 bits, in host memory. It is rounded on the GPU if there is one, which is much faster."""
-    held = Params4bit(weight.detach(), compress_statistics=kind == "nf4_double", quant_type="nf4")
+    parameter: Any = Params4bit  # pyright takes the arguments of torch's Parameter
+    held = parameter(weight.detach(), compress_statistics=kind == "nf4_double", quant_type="nf4")
     return held.to("cuda" if torch.cuda.is_available() else "cpu").to("cpu")
 
 
@@ -79,7 +80,7 @@ def scales(model: nn.Module) -> list[Tensor]:
     found = []
     for module in model.modules():
         if isinstance(module, FrozenLinear):
-            state = module.weight.quant_state
+            state: Any = module.quant_state
             for part in (state, state.state2) if state.nested else (state,):
                 found += [part.absmax, part.code]
             found += [state.offset] if state.nested else []
