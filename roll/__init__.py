@@ -4,7 +4,12 @@ The Python interface is in `roll/api.py`, which is imported only when one of its
 `evaluate`, ...) is used.
 """
 
+import logging
 from typing import TYPE_CHECKING
+
+# PEFT imports bitsandbytes if it is installed. On some CPUs that warns that a kernel of the Hub is missing, which
+# nothing here uses.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 if TYPE_CHECKING:
     from roll.api import BadInput, EvaluationResult, Request, RollError, TrainResult, evaluate, load_config, train

@@ -52,6 +52,10 @@ def write_hf(source: CheckpointSource, out: Path, exact: bool) -> None:
 def write_merged(source: CheckpointSource, out: Path, exact: bool) -> None:
     """Write the base model with the adapter merged in, as a Hugging Face folder. With `exact`, merge in fp32."""
     base: Any = _base_model(source)
+    if kind := source.model_args.quantized_base:
+        from roll.models.quantized import round_layers
+
+        round_layers(base, kind)
     if exact:
         base.float()
         base.config.dtype = torch.float32
@@ -93,7 +97,8 @@ def write_universal(source: CheckpointSource, out: Path) -> None:
 
 def _trained(base: PreTrainedModel, source: CheckpointSource, as_held: bool) -> PeftModel:
     """Add the checkpoint's adapter to its base model. `as_held`: see `deepspeed_files.trained_weights`."""
-    model = add_lora(base, source.model_args, source.seed)
+    # A base that was rounded to 4 bits is not held in them.
+    model = add_lora(base, source.model_args.model_copy(update={"quantized_base": None}), source.seed)
     found = deepspeed_files.trained_weights(source.checkpoint, as_held=as_held)
     for name in [name for name, _ in model.named_parameters()]:
         if ".lora_" in name:

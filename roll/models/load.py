@@ -334,11 +334,13 @@ def load_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
 
 
 def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> PeftModel:
-    """Wrap the model in a PEFT LoRA adapter with the same initial values on every rank.
+    """Wrap the model in a PEFT LoRA adapter with the same initial values on every rank. With `quantized_base`, hold the
+    linear layers under it in 4 bits.
 
     Raises:
         ConfigError: a name in `lora_target` matches no linear layer. PEFT alone would ignore it if another name
-            matches. Or a variant is to adapt fused experts, for which PEFT has none.
+            matches. Or a variant is to adapt fused experts, for which PEFT has none. Or the layers cannot be held in
+            4 bits.
     """
     assert model_args.lora_target is not None
     targets = [name.strip() for name in model_args.lora_target.split(",")]
@@ -347,6 +349,10 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
         chosen = text_targets(model, None if targets == ALL_LINEAR else targets)
     linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
     _check_targets(model_args.lora_target, linear)
+    if model_args.quantized_base:
+        from roll.models.quantized import quantize_layers
+
+        quantize_layers(model, model_args.quantized_base)
     set_seed(seed)
     adapted = get_peft_model(
         model,

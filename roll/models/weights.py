@@ -88,10 +88,18 @@ class WeightView:
 
     def shape(self, parameter: nn.Parameter) -> tuple[int, ...]:
         """Return the shape of the whole parameter."""
+        if is_quantized(parameter):
+            return tuple(parameter.quant_state.shape)  # pyright: ignore[reportAttributeAccessIssue]
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def tensor(self, parameter: nn.Parameter) -> Tensor:
-        """Return the whole tensor of a gathered parameter."""
+        """Return the whole tensor of a gathered parameter. One that is held in 4 bits is returned in the precision of
+        the model.
+        """
+        if is_quantized(parameter):
+            from roll.models.quantized import whole
+
+            return whole(parameter)
         return parameter.detach()
 
     def _adapter_tensor(self, name: str) -> Tensor:
@@ -130,8 +138,15 @@ class WeightView:
         return merged.to(weight.dtype)
 
     def _spec(self, name: str, parameter: nn.Parameter) -> TensorSpec:
-        shape = self.shape(parameter)
-        return TensorSpec(name, str(parameter.dtype), shape, math.prod(shape) * parameter.element_size())
+        shape, dtype = self.shape(parameter), parameter.dtype
+        if is_quantized(parameter):
+            dtype = parameter.quant_state.dtype  # pyright: ignore[reportAttributeAccessIssue]
+        return TensorSpec(name, str(dtype), shape, math.prod(shape) * dtype.itemsize)
+
+
+def is_quantized(parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is held in 4 bits, with its scales beside it."""
+    return getattr(parameter, "quant_state", None) is not None
 
 
 def _doubled(spec: TensorSpec) -> TensorSpec:

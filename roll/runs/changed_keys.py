@@ -87,7 +87,9 @@ def of_weights(config: Config) -> dict[str, str]:
         model = local_model(own or config.pretrain)
     except StoreError as error:
         raise DataError(error.fault(f"{name}.model_args.model_name_or_path" if own else "pretrain")) from error
-    return {f"{name}.model_args.model_name_or_path" if own else "pretrain": weights_identity(model)}
+    identity, kind = weights_identity(model), role.model_args.quantized_base
+    identity += f", rounded to {kind}" if kind else ""
+    return {f"{name}.model_args.model_name_or_path" if own else "pretrain": identity}
 
 
 def weights_identity(model: str) -> str:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import yaml
 
+from roll.config.derived.batch import learner
+from roll.config.schema.model import QuantizedBase
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.runs.changed_keys import Change, changes, recorded
@@ -108,6 +110,11 @@ class Checkpointer:
         self._improvement.load_state_dict(self._state.improvement if self._state else {})
         self._fingerprint: dict[str, str] = {}
         self._final = Path(config.output_dir).absolute() / EXPORT
+
+    @property
+    def quantized_base(self) -> QuantizedBase | None:
+        """How the model under the trained adapter is held; see `ModelConfig`."""
+        return learner(self._config)[1].model_args.quantized_base
 
     @property
     def resumed_step(self) -> int | None:

@@ -17,6 +17,7 @@ import yaml
 from roll.config.derived.batch import learner
 from roll.config.derived.domains import environment_of, named_rewards
 from roll.config.derived.model_shape import config_file, sees_pictures
+from roll.config.schema.model import QuantizedBase
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.tracking.history import read_starts
@@ -30,9 +31,15 @@ KEYS = (
 )  # fmt: skip
 """Keys of the root that a card shows."""
 ROLE_KEYS = (
-    ("model_args", ("dtype", "lora_target", "lora_rank", "lora_alpha", "use_rslora", "use_dora", "init_lora_weights")),
+    (
+        "model_args",
+        (
+            "dtype", "lora_target", "lora_rank", "lora_alpha", "use_rslora", "use_dora", "init_lora_weights",
+            "quantized_base",
+        ),
+    ),
     ("training_args", ("learning_rate", "lr_scheduler_type")),
-)
+)  # fmt: skip
 """Keys of the trained role that a card shows."""
 SHARES = ("pass@", "maj@")
 """Beginnings of the names of metrics that are shares of the prompts."""
@@ -60,10 +67,11 @@ def model_card(config: Config, run: Path, export: Path, step: int) -> str:
         "tags": ["roll", config.pipeline],
     }
     name = f"`{known}`" if known else "a model in a local folder"
+    *imports, call = loading_call(export, "FOLDER_OR_HUB_NAME", role.model_args.quantized_base).split("; ")
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {config.exp_name}\n",
         f"This {kind_of_model} was trained from {name} in {step} steps of `pipeline: {config.pipeline}` of roll.\n",
-        f'```python\nfrom {package} import {kind}\n\nmodel = {kind}.from_pretrained("FOLDER_OR_HUB_NAME")\n```\n',
+        "\n".join(["```python", *imports, "", f"model = {call}", "```", ""]),
         *_validation(run, step),
         "## Training\n",
         _table(("key", "value"), settings(config)),
@@ -72,6 +80,22 @@ def model_card(config: Config, run: Path, export: Path, step: int) -> str:
         "Unknown to roll. Those of the base model and of the data apply; set `license` above before you publish.\n",
     ]
     return "\n".join(parts)
+
+
+def loading_call(export: Path, name: str, quantized_base: QuantizedBase | None = None) -> str:
+    """Return Python code that loads an export: imports and a call, separated by semicolons.
+
+    Args:
+        name: The folder or Hub name in the call.
+        quantized_base: How the base was held in the training. An adapter needs it in the same form.
+    """
+    package, kind = model_class(export)
+    if quantized_base is None or not (export / "adapter_config.json").is_file():
+        return f'from {package} import {kind}; {kind}.from_pretrained("{name}")'
+    double = ", bnb_4bit_use_double_quant=True" if quantized_base == "nf4_double" else ""
+    held = f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"{double})'
+    imports = f"from {package} import {kind}; from transformers import BitsAndBytesConfig"
+    return f'{imports}; {kind}.from_pretrained("{name}", quantization_config={held})'
 
 
 def model_class(export: Path) -> tuple[str, str]:

@@ -79,6 +79,12 @@ def test_variant_of_an_adapter_on_experts(given: str, refused: Callable[..., str
     assert f"actor_train.model_args.{key}: {value}, but lora_target all-linear adapts experts" in message
 
 
+def test_experts_are_not_held_in_four_bits(refused: Callable[..., str], experts: Path) -> None:
+    adapter = ["+actor_train.model_args.lora_target=q_proj", "+actor_train.model_args.quantized_base=nf4"]
+    message = refused(f"pretrain={experts}", *adapter)
+    assert "model_args.quantized_base: nf4, but" in message and "has experts" in message
+
+
 DEEPSPEED = "deepspeed_zero3"
 ZERO = f"{DEEPSPEED}.zero_optimization"
 BLOCK = "actor_train.strategy_args.strategy_config.expert_parallel"

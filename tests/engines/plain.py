@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from roll.algorithms.losses import LossInputs
 from roll.models.load import add_lora, load_causal_model
 from roll.models.lora_variants import is_pissa
+from roll.models.quantized import round_layers
 from roll.models.weights import WeightView
 from roll.types import Sequences, TrainBatch
 from tests.engines.plain_muon import PlainMuon
@@ -66,6 +67,9 @@ def plain_updates(
     """Make one update per batch. The loss is the mean over the response tokens of the batch."""
     arguments = model_args(Case(stage=0, lora=lora, variant=variant))
     loaded = load_causal_model(str(folder), arguments, packed=False)
+    if kind := arguments.quantized_base:
+        round_layers(loaded, kind)
+        arguments = arguments.model_copy(update={"quantized_base": None})
     loaded.set_experts_implementation("eager")  # torch has no grouped product in float64
     model = (add_lora(loaded, arguments, SEED) if lora else loaded).double()
     trains = [parameter for parameter in model.parameters() if parameter.requires_grad]

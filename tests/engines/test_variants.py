@@ -13,6 +13,7 @@ from torch import Tensor
 from roll.models.export import adapter_config
 from roll.models.load import add_lora, load_causal_model
 from roll.models.lora_variants import adapted_layers
+from roll.models.quantized import round_layers
 from roll.types import TrainBatch
 from tests.engines.batches import make_batch, shares, take
 from tests.engines.plain import PlainUpdate, plain_updates
@@ -22,9 +23,11 @@ from tests.tiers import collected, each
 
 MUON = [Case(stage, False, optimizer="muon") for stage in range(4)] + [Case(2, True, optimizer="muon")]
 ADAPTERS = [Case(stage, True, variant=name) for name in ("DoRA", "PiSSA") for stage in (0, 2, 3)]
+ADAPTERS += [Case(stage, True, variant="QLoRA") for stage in (0, 1, 2)]
 ADAPTERS += [Case(2, True, variant="rsLoRA"), Case(3, True, variant="LoRA+")]
 RUNS = [(1, MUON[1]), (1, MUON[3])] + [(2, case) for case in MUON + ADAPTERS]
 QUICK = [(2, case) for case in (MUON[2], MUON[3], Case(3, True, variant="DoRA"), Case(2, True, variant="PiSSA"))]
+QUICK += [(2, Case(1, True, variant="QLoRA"))]
 
 
 def identify(value: object) -> str | None:
@@ -89,11 +92,20 @@ def distance(got: dict[str, Tensor], other: dict[str, Tensor], base: dict[str, T
     )
 
 
+def started_from(folder: Path, case: Case) -> dict[str, Tensor]:
+    """Return the weights under the adapter: those of the file, or the same rounded to 4 bits."""
+    if (kind := model_args(case).quantized_base) is None:
+        return load_file(folder / "model.safetensors")
+    model = load_causal_model(str(folder), model_args(case), packed=False)
+    round_layers(model, kind)
+    return {name: each.detach() for name, each in model.named_parameters()}
+
+
 @each_run
 def test_four_updates_are_plain_pytorchs(
     outcomes: Runs, plain: dict, small_model: Path, ranks: int, case: Case
 ) -> None:
-    base = load_file(small_model / "model.safetensors")
+    base = started_from(small_model, case)
     expected = plain[case.lora, case.variant, case.optimizer]
     # Muon's iteration enlarges differences of gradients, as of bf16 and float64.
     tolerance = 0.06 if case.optimizer == "muon" else 2e-3

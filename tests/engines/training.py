@@ -55,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "DoRA": {"use_dora": True},
     "PiSSA": {"init_lora_weights": "pissa"},
     "LoRA+": {},
+    "QLoRA": {"quantized_base": "nf4_double"},
 }
 """LoRA variants, with the keys of `model_args` that choose them."""
 PLUS = 4.0

@@ -217,6 +217,21 @@ def test_merged_adapter_in_bf16(world: World, leaves_nothing: Callable[[], None]
     leaves_nothing()
 
 
+@pytest.mark.full
+def test_engine_samples_from_base_in_four_bits(world: World, leaves_nothing: Callable[[], None]) -> None:
+    """From the first rollout on, and after the run has resumed."""
+    keys = ["weight_sync.lora=merged", "~reference", "deepspeed_zero3.zero_optimization.stage=2", "save_steps=2"]
+    keys += ["+actor_train.model_args.quantized_base=nf4_double", "rollout_batch_size=8"]
+    for steps in (2, 4):
+        outcome = world.run(*world.rlvr("qlora", f"max_steps={steps}", *keys))
+        assert outcome.status == 0, outcome.output
+        assert "BitsAndBytesConfig" in outcome.last_line
+    lines = world.metrics("qlora")[1:]
+    assert len(lines) == 4 and all(line["mismatch/logprob_abs_diff_mean"] < 1e-5 for line in lines)
+    assert lines[0]["policy/kl_ref"] == 0 and lines[-1]["policy/kl_ref"] > 0
+    leaves_nothing()
+
+
 def test_asynchronous_full_training_checkpoints_on_interrupt(world: World, leaves_nothing: Callable[[], None]) -> None:
     """All weights are sent in small buckets, rollouts run one step ahead, and the reference is sharded by ZeRO-3."""
     process = world.start(

@@ -25,7 +25,7 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import RewardModelRole, RoleConfig
+from roll.config.schema.roles import LearnerConfig, RewardModelRole, RoleConfig
 from roll.config.shipped import FETCHED, MODELS
 from roll.errors import Fault
 from roll.stores.address import FETCH, is_address
@@ -186,6 +186,11 @@ def _packages(name: str, role: RoleConfig) -> Iterator[Fault]:
             "install it, or remove the key",
             "not_installed",
         )
+
+    if (kind := model.quantized_base) and isinstance(role, LearnerConfig) and find_spec("bitsandbytes") is None:
+        problem = f"{kind}, but the package bitsandbytes is not installed"
+        remedy = "install it (pip install 'roll[bitsandbytes]'), or remove the key"
+        yield Fault(f"{name}.model_args.quantized_base", problem, remedy, "not_installed")
 
 
 def _packages_of_rewards(config: RlvrConfig) -> Iterator[Fault]:

@@ -94,6 +94,8 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape, traits.expert_parallel)
         wish, compiled = role.model_args.gradient_checkpointing, compiles(role.model_args, on_gpu=not plan.on_cpu)
         kept = {"activations": activations(shape, tokens, width, wish, compiled)}
+        if role.model_args.use_dora:
+            kept["activations"] += dora_activations(shape, tokens, width, role.model_args)
         if shape.vision:
             kept["pictures"] = picture_bytes(shape.vision, tokens, width, role.model_args)
         return RoleMemory(states | kept | head, host)
@@ -124,14 +126,19 @@ def _training_states(
     trained = trained_by_adapter(model, shape) if model.lora_target else full - frozen
     held = full + trained if model.lora_target else full
     elsewhere = shape.expert_parameters * (expert_parallel - 1) // expert_parallel
+    saved = saved_by_quantizing(model, shape, width)
     device = {
-        "weights": width * (held // ranks if zero.stage == 3 else held - elsewhere) + width * secondary(zero, held),
+        "weights": width * (held // ranks if zero.stage == 3 else held - elsewhere)
+        + width * secondary(zero, held)
+        - saved,
         "gradients": width * trained // ranks if zero.stage >= 2 else width * (trained - elsewhere),
         "optimizer": int(states * trained // ranks if zero.stage >= 1 else states * (trained - elsewhere)),
         "buffers": width * (gathered_parameters(zero, shape, ranks, elsewhere) + zero.bucket_numbers),
     }
     if model.init_lora_weights is not True:  # PiSSA's first factors, which stay whole on every rank
         device["buffers"] += width * trained
+    if model.quantized_base:  # one matrix at a time in the model's dtype
+        device["buffers"] += width * max(rows * columns for rows, columns in shape.linears.values())
     host = 0
     if zero.optimizer_on != "none":
         if zero.stage > 1:
@@ -161,6 +168,19 @@ def trained_by_adapter(model: ModelConfig, shape: ModelShape) -> int:
         return 0
     norms = shape.adapted_outputs(model.lora_target) if model.use_dora else 0
     return shape.adapter_parameters(model.lora_target, model.lora_rank) + norms
+
+
+BITS = {"nf4": 4 + 32 / 64, "nf4_double": 4 + 8 / 64 + 32 / (64 * 256)}
+"""Bits of a weight by `quantized_base`: 4, and the scale of its block of 64 weights, in fp32 or, for `nf4_double`, in 8
+bits with one fp32 scale for 256 of them (Dettmers et al., QLoRA, 2023, section 3).
+"""
+
+
+def saved_by_quantizing(model: ModelConfig, shape: ModelShape, width: int) -> int:
+    """Return the bytes that the linear layers of the decoder need less in 4 bits; 0 without `quantized_base`."""
+    if model.quantized_base is None:
+        return 0
+    return int((width - BITS[model.quantized_base] / 8) * shape.linear_parameters)
 
 
 def secondary(zero: ZeroMemory, held: int) -> int:
@@ -231,6 +251,19 @@ def activations(shape: ModelShape, tokens: int, width: int, wish: str | int, com
     checkpointed = checkpointed_layers(wish, layers)
     kept = (layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
+
+
+def dora_activations(shape: ModelShape, tokens: int, width: int, model: ModelConfig) -> int:
+    """Return the bytes that DoRA keeps in addition, in all layers whose activations exist at a time.
+
+    An adapted layer keeps its output without the adapter and that of the adapter alone, and a square matrix of its
+    input's width, by which PEFT computes B A. Norms need two copies of the largest matrix.
+    """
+    adapted = [shape.linears[name] for name in shape.adapted_linears(model.lora_target or "")]
+    layer = width * sum(2 * tokens * columns + rows * rows for rows, columns in adapted)
+    checkpointed = checkpointed_layers(model.gradient_checkpointing, shape.num_hidden_layers)
+    at_a_time = shape.num_hidden_layers - checkpointed + (1 if checkpointed else 0)
+    return at_a_time * layer + 2 * width * max((rows * columns for rows, columns in adapted), default=0)
 
 
 def picture_bytes(vision: VisionShape, tokens: int, width: int, model: ModelConfig) -> int:

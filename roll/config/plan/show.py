@@ -31,10 +31,10 @@ from roll.system.ranges import ranges
 from roll.system.sizes import GIB
 
 MODEL = (
-    "lora_target", "lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights", "dtype",
-    "gradient_checkpointing", "attn_implementation",
+    "lora_target", "lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights",
+    "quantized_base", "dtype", "gradient_checkpointing", "attn_implementation",
 )  # fmt: skip
-ADAPTER = MODEL[1:7]
+ADAPTER = MODEL[1:8]
 """Keys that have no effect if all weights are trained."""
 ZERO = ("stage", "offload_optimizer", "offload_optimizer.device", "offload_param", "offload_param.device")
 TRAINING = (

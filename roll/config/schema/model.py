@@ -22,7 +22,11 @@ from roll.config.schema.base import (
 
 FrozenVision = Literal["none", "tower", "all"]
 """What is not trained of the part of a model that sees pictures."""
-LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights")
+QuantizedBase = Literal["nf4", "nf4_double"]
+"""How the weights under an adapter are held in 4 bits."""
+LORA_KEYS = (
+    "lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights", "quantized_base",
+)  # fmt: skip
 """Keys of an adapter, which need a `lora_target`."""
 
 
@@ -84,6 +88,12 @@ class ModelConfig(StrictConfig):
         description="Initial adapter. `true`: B is 0. `pissa`: A and B from the largest singular values of the matrix, "
         "whose first product is subtracted from the adapter's output (PiSSA). `pissa_niter_16`: the same by a "
         "randomised SVD of 16 iterations, which is much faster.",
+    )
+    quantized_base: QuantizedBase | None = Field(
+        None,
+        description="Hold the linear layers under the adapter in 4 bits (QLoRA): `nf4`, or `nf4_double`, whose scales "
+        "are quantised, too. The policy is the adapter on these rounded weights, so it needs "
+        "`weight_sync.lora: merged`. Needs the package `bitsandbytes`.",
     )
     freeze_vision: FrozenVision = Field(
         "none",

@@ -641,6 +641,10 @@ class DeepSpeedTrain:
             self._optimizer.state,
             self._optimizer.param_groups,
         ]
+        if self._settings.model_args.quantized_base:
+            from roll.models.quantized import scales
+
+            held.append(scales(self._model))
         self._offload.offload(tensors_in(*held, vars(self._engine.optimizer)))
 
     def onload(self) -> None:

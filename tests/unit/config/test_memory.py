@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -118,9 +119,16 @@ def test_lora_trains_only_its_adapters(shape: ModelShape) -> None:
 def test_lora_variants_have_norms_and_first_factors(shape: ModelShape) -> None:
     adapters = shape.adapter_parameters("q_proj,v_proj", 8)
     norms = 28 * (3584 + 512)
+
+    def kinds(stage: int, **more: object) -> Mapping[str, int]:
+        role = trainer(stage, 4, lora_target="q_proj,v_proj", lora_rank=8, **more)
+        return estimate(place("actor_train", role, 6144), role, shape, 6144).device
+
     dora = states(trainer(2, 4, lora_target="q_proj,v_proj", lora_rank=8, use_dora=True), shape)
     assert dora["optimizer"] == 12 * (adapters + norms) // 4
     assert dora["weights"] == 2 * (PUBLISHED_QWEN_7B + adapters + norms)
+    outputs, squares = 6144 * 2 * (3584 + 512), 2 * 3584**2  # of one recomputed layer
+    assert kinds(2, use_dora=True)["activations"] - kinds(2)["activations"] == 2 * (outputs + squares + 2 * 3584 * 3584)
     plain = trainer(3, 4, lora_target="q_proj,v_proj", lora_rank=8)
     pissa = trainer(3, 4, lora_target="q_proj,v_proj", lora_rank=8, init_lora_weights="pissa")
     assert pissa.model_args.sent_rank == 16
@@ -128,6 +136,19 @@ def test_lora_variants_have_norms_and_first_factors(shape: ModelShape) -> None:
         estimate(place("actor_train", role, 6144), role, shape, 6144).device["buffers"] for role in (pissa, plain)
     )
     assert with_buffers - without == 2 * adapters
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("nf4", 4.5), ("nf4_double", 4 + 0.127)])
+def test_quantized_base_has_four_bits_and_scales(shape: ModelShape, kind: str, bits: float) -> None:
+    adapters, linear = shape.adapter_parameters("all-linear", 8), 28 * (3584 * (2 * 3584 + 2 * 512) + 3 * 3584 * 18944)
+    role = trainer(2, 4, lora_target="all-linear", lora_rank=8, quantized_base=kind)
+    held = states(role, shape)
+    others = PUBLISHED_QWEN_7B - linear + adapters
+    assert held["weights"] == pytest.approx(2 * others + linear * bits / 8, rel=1e-4)
+    assert held["optimizer"] == 12 * adapters // 4
+    plain = trainer(2, 4, lora_target="all-linear", lora_rank=8)
+    more = [estimate(place("actor_train", each, 6144), each, shape, 6144).device["buffers"] for each in (role, plain)]
+    assert more[0] - more[1] == 2 * 3584 * 18944  # the largest matrix, in bf16
 
 
 def test_optimizers_have_their_own_moments(shape: ModelShape) -> None:

@@ -46,7 +46,7 @@ def test_every_import_is_asked_for() -> None:
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_the_lock_has_what_is_asked_for(kind: str) -> None:
     versions = locked(kind)
-    for requirement in requirements(kind, *(["liger"] if kind == "gpu" else [])):
+    for requirement in requirements(kind, "bitsandbytes", *(["liger"] if kind == "gpu" else [])):
         name = canonicalize_name(requirement.name)
         assert name in versions, requirement
         assert requirement.specifier.contains(versions[name], prereleases=True), f"{requirement}: {versions[name]}"

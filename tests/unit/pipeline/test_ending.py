@@ -27,8 +27,11 @@ def checkpointer(
     exported: Path | None = None,
     early: str = "",
     best: str = "",
+    quantized_base: str | None = None,
 ) -> Checkpointer:
-    stands: Any = SimpleNamespace(last=last, is_at_end=is_at_end, exported=exported, stopped_early=early, best=best)
+    stands: Any = SimpleNamespace(
+        last=last, is_at_end=is_at_end, exported=exported, stopped_early=early, best=best, quantized_base=quantized_base
+    )
     return stands
 
 

@@ -11,7 +11,7 @@ from roll.config.load.compose import compose
 from roll.config.load.loader import checked_config
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError
-from roll.runs.changed_keys import of_keys, weights_identity
+from roll.runs.changed_keys import of_keys, of_weights, weights_identity
 from roll.runs.checkpoint.manifest import LoopState
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
@@ -65,3 +65,12 @@ def test_weights_identity_depends_on_contents_not_path(tmp_path: Path) -> None:
     assert weights_identity(write_model(tmp_path / "b", b"owt" * 100_000)) != given
     assert weights_identity(write_model(tmp_path / "c", b"two" * 100_001)) != given
     assert weights_identity("Qwen/Qwen2.5-7B") == "'Qwen/Qwen2.5-7B'"
+
+
+def test_base_in_other_bits_is_another_base(tmp_path: Path) -> None:
+    """As an older checkpoint, which does not say how its base was held."""
+    words = [f"pretrain={write_model(tmp_path / 'model', b'two')}", "++actor_train.model_args.lora_target=all-linear"]
+    plain = of_weights(composed(*words))["pretrain"]
+    rounded = of_weights(composed(*words, "++actor_train.model_args.quantized_base=nf4"))["pretrain"]
+    double = of_weights(composed(*words, "++actor_train.model_args.quantized_base=nf4_double"))["pretrain"]
+    assert (rounded, double) == (f"{plain}, rounded to nf4", f"{plain}, rounded to nf4_double")

@@ -56,6 +56,19 @@ def test_a_local_base_model_is_not_named(tmp_path: Path, monkeypatch: pytest.Mon
         assert "base_model" not in card.data.to_dict() and folder not in card.content
 
 
+@pytest.mark.parametrize("kind", ["nf4", "nf4_double"])
+def test_adapter_of_qlora_names_the_form_of_its_base(tmp_path: Path, kind: str) -> None:
+    adapter = f"+actor_train.model_args={{lora_target: all-linear, quantized_base: {kind}, dtype: bf16}}"
+    run = run_folder(tmp_path / "run", adapter, name=GSM8K)
+    code = card_of(run, 1, adapter_config={}).text.partition("```python\n")[2].partition("```")[0]
+    assert compile(code, "card", "exec") and ("double_quant=True" in code) == (kind == "nf4_double")
+    assert code.splitlines()[:2] == [
+        "from peft import AutoPeftModelForCausalLM",
+        "from transformers import BitsAndBytesConfig",
+    ]
+    assert 'load_in_4bit=True, bnb_4bit_quant_type="nf4"' in code
+
+
 def test_an_adapter_names_its_class(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", "pretrain=Qwen/Qwen2.5-0.5B")
     card = card_of(run, 1, adapter_config={})
