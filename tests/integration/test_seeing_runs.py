@@ -40,7 +40,10 @@ def changed_by(world: World, name: str, *words: str) -> set[str]:
         "--config-name", "tiny/tiny_rlvr_pictures", "pretrain=model", f"output_dir={name}", *STEPS, REWARD, *words
     )
     assert outcome.status == 0, outcome.output
-    assert all(row["mismatch/logprob_abs_diff_mean"] < 1e-5 for row in world.metrics(name) if row["step"])
+    # Without responses of the trainer's own version, as in a step generated ahead, there is nothing to compare.
+    metric = "mismatch/logprob_abs_diff_mean"
+    found = [row[metric] for row in world.metrics(name) if metric in row]
+    assert found and max(found) < 1e-5
     assert export([str(world.folder / name), str(world.folder / f"{name}-hf"), "--format", "hf"]) == 0
     before, after = (
         AutoModelForImageTextToText.from_pretrained(world.folder / folder, dtype=torch.float32)

@@ -12,11 +12,14 @@ from roll.config.derived.placement import model_roles, sends_adapter
 from roll.config.derived.sight import blind_faults, unread_tower
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
-from roll.config.schema.offline import SftConfig
+from roll.config.schema.offline import DistillConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
+
+OTHERS = "use pipeline: sft, dpo, reward_model or rlvr"
+"""Remedy in a pipeline that trains no models that see pictures."""
 
 
 def picture_key_faults(config: Config) -> Iterator[Fault]:
@@ -26,9 +29,9 @@ def picture_key_faults(config: Config) -> Iterator[Fault]:
     if learning.data_args:
         given[f"{own}.data_args"] = learning.data_args
     for where, columns in given.items():
-        if columns.images and not isinstance(config, SftConfig | RlvrConfig):
+        if columns.images and isinstance(config, DistillConfig):
             problem = f"'{columns.images}', but pipeline {config.pipeline} reads no pictures yet"
-            yield Fault(f"{where}.images", problem, "remove it, or use pipeline: sft or rlvr", "not_supported")
+            yield Fault(f"{where}.images", problem, f"remove it, or {OTHERS}", "not_supported")
         elif columns.images and columns.text:
             problem = f"'{columns.images}', but text is '{columns.text}', which is trained on as it is"
             yield Fault(f"{where}.images", problem, "set only one of the two", "exclusive")
@@ -37,9 +40,9 @@ def picture_key_faults(config: Config) -> Iterator[Fault]:
         if "freeze_vision" not in model.model_fields_set:
             continue
         where = f"{name}.model_args.freeze_vision"
-        if not isinstance(config, SftConfig | RlvrConfig):
+        if isinstance(config, DistillConfig):
             problem = f"'{model.freeze_vision}', but pipeline {config.pipeline} trains no model that sees pictures yet"
-            yield Fault(where, problem, "remove it, or use pipeline: sft or rlvr", "not_supported")
+            yield Fault(where, problem, f"remove it, or {OTHERS}", "not_supported")
         elif model.lora_target and model.freeze_vision != "all":
             problem = f"'{model.freeze_vision}', but lora_target is {model.lora_target}, which freezes all of the model"
             yield Fault(where, problem, "remove it, or remove lora_target", "contradiction")
@@ -58,10 +61,10 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
                 yield from blind_faults(config)
             continue
         if shapes[name].vision is None:
-            yield from blind_faults(config) if name == learning and isinstance(config, SftConfig | RlvrConfig) else ()
-        elif not isinstance(config, SftConfig | RlvrConfig):
+            yield from blind_faults(config) if name == learning and not isinstance(config, DistillConfig) else ()
+        elif isinstance(config, DistillConfig):
             problem = f"it sees pictures, and pipeline {config.pipeline} does not support such models yet"
-            remedy = "use pipeline: sft or rlvr, or a model of text alone"
+            remedy = f"{OTHERS}, or a model of text alone"
             yield Fault(_model_key(name, role), problem, remedy, "not_supported")
         elif isinstance(config, RlvrConfig) and name not in SEEING:
             problem = f"it sees pictures, which only {', '.join(SEEING)} may"
