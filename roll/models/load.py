@@ -379,7 +379,7 @@ def sees_readably(path: str, model_args: ModelConfig) -> bool:
 
 
 def _seeing(path: str) -> Fault:
-    problem = f"the model '{path}' sees pictures, which it may not as a teacher, a student or a critic"
+    problem = f"the model '{path}' sees pictures, and teachers and students are models of text alone"
     return Fault("pretrain", problem, "use a model of text alone", "unfit")
 
 

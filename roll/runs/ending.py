@@ -12,7 +12,7 @@ from typing import Literal
 
 from roll.errors import BadInput, RollError, WorkerFailed
 from roll.runs.checkpointer import Checkpointer
-from roll.tracking.card import model_class
+from roll.tracking.card import loading_call, model_class
 from roll.tracking.history import END_FILE, RunEnd, write_end
 from roll.tracking.jsonl import METRICS_FILE
 from roll.tracking.report.write import write_report
@@ -68,15 +68,15 @@ class RunEnding:
             print(f"saved: {saved}; the same command continues after step {step}", flush=True)
         if self._checkpointer.exported is not None:
             print(
-                f"exported: {self._checkpointer.exported}\nload it:  {loading_call(self._checkpointer.exported)}",
+                f"exported: {self._checkpointer.exported}\nload it:  {loading_code(self._checkpointer.exported)}",
                 flush=True,
             )
 
 
-def loading_call(export: Path) -> str:
+def loading_code(export: Path) -> str:
     """Return Python code that loads an exported folder."""
     package, name = model_class(export)
-    return f'from {package} import {name}; {name}.from_pretrained("{export}")'
+    return f"from {package} import {name}; {loading_call(export, str(export))}"
 
 
 def outcome(error: BaseException | None) -> Literal["done", "interrupted", "failed"]:

@@ -63,7 +63,7 @@ def model_card(config: Config, run: Path, export: Path, step: int) -> str:
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {config.exp_name}\n",
         f"This {kind_of_model} was trained from {name} in {step} steps of `pipeline: {config.pipeline}` of roll.\n",
-        f'```python\nfrom {package} import {kind}\n\nmodel = {kind}.from_pretrained("FOLDER_OR_HUB_NAME")\n```\n',
+        f"```python\nfrom {package} import {kind}\n\nmodel = {loading_call(export, 'FOLDER_OR_HUB_NAME')}\n```\n",
         *_validation(run, step),
         "## Training\n",
         _table(("key", "value"), settings(config)),
@@ -81,12 +81,18 @@ def model_class(export: Path) -> tuple[str, str]:
     if is_adapter and (base := _values_in(adapter).get("base_model_name_or_path")):
         configured = config_file(base) or configured
     values = _values_in(configured)
+    if not is_adapter and "ForSequenceClassification" in "".join(values.get("architectures") or []):
+        return "transformers", "AutoModelForSequenceClassification"
     if sees_pictures(values.get("model_type")):  # also with an adapter, which transformers puts on the base
         return "transformers", "AutoModelForImageTextToText"
-    if is_adapter:
-        return "peft", "AutoPeftModelForCausalLM"
-    is_scorer = "ForSequenceClassification" in "".join(values.get("architectures") or [])
-    return "transformers", "AutoModelForSequenceClassification" if is_scorer else "AutoModelForCausalLM"
+    return ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
+
+
+def loading_call(export: Path, name: str) -> str:
+    """Return the Python call that loads an export as the folder or Hub name `name`."""
+    has_code = "auto_map" in _values_in(export / "config.json")
+    more = ", trust_remote_code=True" if has_code else ""
+    return f'{model_class(export)[1]}.from_pretrained("{name}"{more})'
 
 
 def _values_in(file: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from examples.tiny.make_shapes import write_shapes
 from roll.api import load_config
 from roll.config.plan.plan import make_plan
 from roll.errors import ConfigError, DataError
-from roll.runs.offline.wiring import prepare_sft
+from roll.runs.offline.wiring import prepare_dpo, prepare_sft
 from tests.faults import assert_fault
 
 
@@ -39,17 +39,47 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
     return plan
 
 
-@pytest.mark.parametrize("name", ["tiny_dpo", "tiny_reward_model", "tiny_distill"])
-def test_other_pipelines_refuse_seeing_model(name: str, refused: Callable[..., ConfigError]) -> None:
-    assert_fault(refused(name, "pretrain=output/tiny/seeing").faults, "pretrain", "not_supported", "pictures", "sft")
+def test_distillation_refuses_seeing_model(refused: Callable[..., ConfigError]) -> None:
+    faults = refused("tiny_distill", "pretrain=output/tiny/seeing").faults
+    assert_fault(faults, "pretrain", "not_supported", "pictures", "sft")
 
 
-@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_distill", "student")])
-def test_other_pipelines_refuse_column_of_pictures(name: str, role: str, refused: Callable[..., ConfigError]) -> None:
+def test_distillation_refuses_column_of_pictures(refused: Callable[..., ConfigError]) -> None:
+    words = ("++student.data_args.images=seen", "++student.model_args.freeze_vision=all")
+    faults = refused("tiny_distill", "pretrain=blind", *words).faults
+    assert_fault(faults, "student.data_args.images", "not_supported", "'seen'", "pipeline: sft")
+    assert_fault(faults, "student.model_args.freeze_vision", "not_supported", "'all'", "pipeline: sft")
+
+
+@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_reward_model", "reward_train")])
+def test_blind_model_of_pairs_refuses_keys_of_pictures(
+    name: str, role: str, refused: Callable[..., ConfigError]
+) -> None:
     words = (f"++{role}.data_args.images=seen", f"++{role}.model_args.freeze_vision=all")
-    faults = refused(name, "pretrain=blind", *words).faults
-    assert_fault(faults, f"{role}.data_args.images", "not_supported", "'seen'", "pipeline: sft")
-    assert_fault(faults, f"{role}.model_args.freeze_vision", "not_supported", "'all'", "pipeline: sft")
+    faults = refused(name, "pretrain=blind", f"++{role}.model_args.lora_target=null", *words).faults
+    assert_fault(faults, f"{role}.data_args.images", "no_effect", "'seen'", "qwen2_5_vl")
+    assert_fault(faults, f"{role}.model_args.freeze_vision", "no_effect", "'all'", "qwen2_5_vl")
+
+
+@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_reward_model", "reward_train")])
+def test_key_of_pairs_that_is_not_supported_with_pictures(
+    name: str, role: str, refused: Callable[..., ConfigError]
+) -> None:
+    faults = refused(name, "pretrain=output/tiny/seeing", "+deepspeed_zero3.sequence_parallel_size=2").faults
+    place = f"{role}.strategy_args.strategy_config.sequence_parallel_size"
+    assert_fault(faults, place, "not_supported", "2, but the model sees", "remove")
+
+
+def test_blind_reference_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    role = "{model_args: {model_name_or_path: blind, dtype: fp32}, strategy_args: {strategy_name: hf_infer}}"
+    row = {"prompt": "What?", "response": "A.", "rejected": "B."}
+    Path("pairs.jsonl").write_text(json.dumps(row) + "\n")
+    words = ("pretrain=output/tiny/seeing", f"+reference={role}", "actor_train.data_args.file_name=pairs.jsonl")
+    config = load_config("tiny_dpo", [*words, "++actor_train.model_args.lora_target=null"])
+    with pytest.raises(DataError) as caught:
+        prepare_dpo(config)  # type: ignore[arg-type]
+    assert_fault(caught.value.faults, "reference.model_args.model_name_or_path", "unfit", "", "same")
 
 
 UNSUPPORTED = {
@@ -132,7 +162,7 @@ def test_blind_model_refuses_rows_of_pictures(folder: Path, monkeypatch: pytest.
     config = load_config("tiny_pictures", ["pretrain=blind", "sft_train.data_args.template=raw"])
     with pytest.raises(DataError) as caught:
         prepare_sft(config)  # type: ignore[arg-type]
-    assert_fault(caught.value.faults, "train.jsonl:1", "not_supported", "'image'", "pipeline: sft")
+    assert_fault(caught.value.faults, "train.jsonl:1", "not_supported", "'image'", "sft, dpo, reward_model")
 
 
 def test_plan_counts_tower_and_pixels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
