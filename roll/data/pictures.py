@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.utils.hub import cached_file
@@ -33,6 +33,8 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
 """Formats that are read, by Pillow's names."""
 CAMERAS = "MPO"
 """Name of the JPEG of some cameras. It has several pictures, and the first one is the photograph."""
+SENT = ("png", "jpeg", "webp")
+"""Formats that servers of models read, by the names of their media types."""
 LARGEST = 89_478_485
 """Largest number of pixels of a picture: the number above which Pillow suspects an attack."""
 WHITE = (255, 255, 255, 255)
@@ -73,6 +75,24 @@ def _check(opened: Image.Image) -> None:
     if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format != CAMERAS:
         problem = f"is a {opened.format} of {frames} pictures, and roll does not read videos"
         raise PictureFault(problem, "save one of them as a file of its own", "not_supported")
+
+
+def data_url(data: bytes) -> str:
+    """Return a picture's file as a `data:` URL for a model on a server, which must see what `decoded` returns.
+
+    A file that others may read differently (turned by its EXIF data, transparent, of 16 bits, or in another format) is
+    sent as the PNG of what `decoded` returns. Raises PictureFault as `decoded` does.
+    """
+    picture = decoded(data)
+    with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        is_turned = opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        is_plain = opened.mode == "RGB" and not opened.has_transparency_data and not is_turned
+        kind = str(opened.format).lower()
+    if kind not in SENT or not is_plain:
+        file, kind = io.BytesIO(), "png"
+        picture.save(file, kind)
+        data = file.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

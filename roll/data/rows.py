@@ -263,10 +263,10 @@ def column_pictures(row: Mapping[str, Any], column: str) -> list[PictureReferenc
 def without_pictures(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
     """Return a row without the bytes of its pictures, for rewards and reports. Paths stay."""
     shown = [name for name in (data_args.messages, data_args.images) if name is not None and name in row]
-    return {**row, **{name: without_bytes(_parsed_list(row[name])) for name in shown}}
+    return {**row, **{name: without_bytes(parsed_list(row[name])) for name in shown}}
 
 
-def _parsed_list(value: Any) -> Any:
+def parsed_list(value: Any) -> Any:
     """Return the list in a column that holds the JSON text of one, or else its value."""
     return _parsed_or_none(value) or value if isinstance(value, str) and value.lstrip().startswith("[") else value
 

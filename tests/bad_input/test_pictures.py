@@ -99,10 +99,12 @@ def test_key_that_is_not_supported_with_pictures(key: str, refused: Callable[...
 
 TEACHER = "{model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}}"
 ENVIRONMENT = "{environment: frozen_lake, tasks: 8}"
-JUDGE = "{reward: llm_judge, judge_model_type: api, judge_api_url: 'http://127.0.0.1:9/v1', judge_model_name: j}"
+SCORER = "{reward: reward_model, model_args: {model_name_or_path: blind}, strategy_args: {strategy_name: hf_infer}}"
+API = "reward: llm_judge, judge_model_type: api, judge_api_url: 'http://127.0.0.1:9/v1', judge_model_name: j"
+SERVED = "reward: llm_judge, judge_model_type: inference, strategy_args: {strategy_name: hf_infer}"
 NOT_IN_RLVR = {
     "environments.lake": (f"+environments.lake={ENVIRONMENT}",),
-    "rewards.judged": (f"+rewards.judged={JUDGE}",),
+    "rewards.scored": (f"+rewards.scored={SCORER}",),
     "teacher": (f"+teacher={TEACHER}",),
     "critic": ("adv_estimator=gae", "+critic={strategy_args: ${actor_train.strategy_args}}"),
     "curriculum.replay": ("+curriculum={replay: {}}",),
@@ -118,6 +120,44 @@ NOT_IN_RLVR = {
 def test_part_of_rlvr_that_sees_no_pictures(place: str, refused: Callable[..., ConfigError]) -> None:
     faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", *NOT_IN_RLVR[place]).faults
     assert_fault(faults, place, "not_supported", "", "")
+
+
+SEEING = "judge_sees_pictures: true"
+
+
+def test_blind_judge_that_should_see_is_refused(refused: Callable[..., ConfigError]) -> None:
+    judge = f"+rewards.judged={{{SERVED}, model_args: {{model_name_or_path: blind}}, {SEEING}}}"
+    faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", judge).faults
+    assert_fault(faults, "rewards.judged.judge_sees_pictures", "contradiction", "the judge's model", "qwen2_5_vl")
+
+
+def test_judge_of_blind_policy_sees_nothing(refused: Callable[..., ConfigError]) -> None:
+    words = ("pretrain=blind", f"+rewards.judged={{{API}, {SEEING}}}")
+    faults = refused("tiny_rlvr_pictures", *words).faults
+    assert_fault(faults, "rewards.judged.judge_sees_pictures", "no_effect", "the policy sees no", "remove it")
+
+
+def test_seeing_judge_that_should_not_see_is_refused(refused: Callable[..., ConfigError]) -> None:
+    judge = f"+rewards.judged={{{SERVED}, model_args: {{model_name_or_path: output/tiny/seeing}}}}"
+    faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", judge).faults
+    place = "rewards.judged.model_args.model_name_or_path"
+    assert_fault(faults, place, "not_supported", "judge_sees_pictures", "a model of text alone")
+
+
+def test_key_of_judge_is_unread_by_other_rewards(refused: Callable[..., ConfigError]) -> None:
+    faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", "++rewards.shapes.judge_sees_pictures=true")
+    assert_fault(faults.faults, "rewards.shapes.judge_sees_pictures", "unread", "is a function", "llm_judge")
+
+
+@pytest.mark.parametrize(("more", "warned"), [("", 1), (f", {SEEING}", 0)])
+def test_judge_that_sees_no_pictures_is_said_once(
+    more: str, warned: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    words = ["pretrain=output/tiny/seeing", f"+rewards.judged={{{API}{more}}}", "dry_run=true"]
+    plan = make_plan(load_config("tiny_rlvr_pictures", words))
+    said = [one for one in plan.warnings if "does not see the pictures" in one]
+    assert len(said) == warned and all("rewards.judged" in one for one in said)
 
 
 def test_replay_with_pictures_is_refused(refused: Callable[..., ConfigError], folder: Path) -> None:

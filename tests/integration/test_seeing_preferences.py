@@ -44,7 +44,8 @@ def pair_world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def words(role: str, steps: int, rate: float) -> list[str]:
     """Return the words that turn an experiment with text into one with pictures."""
-    rows = "{file_name: output/tiny/shapes/pairs.jsonl, messages: messages, chosen: chosen, rejected: rejected}"
+    named = "messages: messages, chosen: chosen, rejected: rejected, prompt: null, template: native"
+    rows = f"{{file_name: output/tiny/shapes/pairs.jsonl, {named}}}"
     return [
         *("pretrain=output/tiny/seeing", "~prompt_length", "~response_length", "+max_length=64"),
         *(f"max_steps={steps}", f"save_steps={steps}", f"eval_steps={steps}"),
@@ -60,7 +61,7 @@ def test_policy_prefers_what_pictures_show(pair_world: World) -> None:
     outcome = pair_world.run("--config-name", "tiny/tiny_dpo", *words("actor_train", 80, 1e-3), *more)
     assert outcome.status == 0, outcome.output
     first, last = (pair_world.metrics("dpo")[number]["val/validation/accuracy"] for number in (0, -1))
-    assert first == 0.0 and last > 0.7, f"{first} and {last}"
+    assert first < 0.65 and last > 0.8, f"{first} and {last}"
     own, before = (
         AutoModelForImageTextToText.from_pretrained(pair_world.folder / name, dtype=torch.float32)
         for name in ("dpo/export", "output/tiny/seeing")
@@ -75,7 +76,7 @@ def test_reward_model_scores_what_pictures_show(pair_world: World) -> None:
     )
     assert outcome.status == 0, outcome.output
     last = pair_world.metrics("scorer")[-1]["val/validation/accuracy"]
-    assert last > 0.7
+    assert last > 0.8
     values = json.loads((pair_world.folder / "scorer/export/config.json").read_text())
     assert values["architectures"] == ["Qwen2_5_VLForSequenceClassification"] and values["auto_map"]
     assert "trust_remote_code=True" in outcome.output

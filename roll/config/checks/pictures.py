@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.batch import learner
-from roll.config.derived.fixed_roles import model_reward, teacher_roles
+from roll.config.derived.fixed_roles import PREFIX, model_reward, teacher_roles
 from roll.config.derived.methods import replays
-from roll.config.derived.model_shape import ModelShape
+from roll.config.derived.model_shape import PATCHED, TILED, ModelShape
 from roll.config.derived.placement import model_roles, sends_adapter
 from roll.config.derived.sight import blind_faults, unread_tower
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
+from roll.config.schema.model_rewards import JUDGE, SCORER
 from roll.config.schema.offline import DistillConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -66,13 +67,14 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
             problem = f"it sees pictures, and pipeline {config.pipeline} does not support such models yet"
             remedy = f"{OTHERS}, or a model of text alone"
             yield Fault(_model_key(name, role), problem, remedy, "not_supported")
-        elif isinstance(config, RlvrConfig) and name not in SEEING:
-            problem = f"it sees pictures, which only {', '.join(SEEING)} may"
+        elif isinstance(config, RlvrConfig) and name not in (*SEEING, *seeing_judges(config)):
+            problem = f"it sees pictures, which only {', '.join(SEEING)} and judges with judge_sees_pictures may"
             yield Fault(_model_key(name, role), problem, "use a model of text alone", "not_supported")
         else:
             yield from _unsupported(name, role)
-    if isinstance(config, RlvrConfig) and learning in shapes and shapes[learning].vision is not None:
-        yield from _not_in_rlvr(config)
+    if isinstance(config, RlvrConfig) and learning in shapes:
+        yield from _not_in_rlvr(config) if shapes[learning].vision else _unseeing(config)
+        yield from _blind_judges(config, shapes)
 
 
 SEEING = ("actor_train", "actor_infer", "reference")
@@ -83,12 +85,12 @@ def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
     """Yield faults of the parts of RLVR that do not work with a policy that sees pictures."""
     text = "use a model of text alone"
     environments = [f"environments.{domain}" for domain in config.environments]
-    judges = [
-        f"rewards.{domain}" for domain, reward in config.rewards.items() if model_reward(domain, reward) is not None
+    scorers = [
+        f"rewards.{domain}" for domain, reward in config.rewards.items() if model_reward(domain, reward) == SCORER
     ]
     found = {
         **dict.fromkeys(environments, "it is an environment, whose conversations have no pictures"),
-        **dict.fromkeys(judges, "it is scored by a model, which would not see the pictures"),
+        **dict.fromkeys(scorers, "it is scored by a reward model, which would not see the pictures"),
         **dict.fromkeys(teacher_roles(config), "it is a teacher, which would not see the pictures"),
         **({"critic": "it is a critic, which would not see the pictures"} if config.critic else {}),
         **({"self_distillation": "its teacher would not see the pictures"} if config.self_distillation else {}),
@@ -107,6 +109,37 @@ def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
     if config.actor_infer.strategy_args.traits.servers is not None:
         problem = f"{config.actor_infer.strategy_args.strategy_name}, but pictures are not sent to other servers yet"
         yield Fault("actor_infer.strategy_args.strategy_name", problem, "use vllm or hf_infer", "not_supported")
+
+
+def seeing_judges(config: RlvrConfig) -> list[str]:
+    """Return the names of the rewards whose judge is to see the pictures of prompts."""
+    return [f"{PREFIX}{domain}" for domain, reward in config.rewards.items() if reward.judge_sees_pictures]
+
+
+def _unseeing(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of judges that are to see pictures, although the policy sees none."""
+    for where in seeing_judges(config):
+        problem = "true, but the policy sees no pictures, so that no prompt shows any"
+        yield Fault(f"{where}.judge_sees_pictures", problem, "remove it", "no_effect")
+
+
+def _blind_judges(config: RlvrConfig, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:
+    """Yield faults of judges that are to see pictures with a model that the run serves and that sees none."""
+    for where in seeing_judges(config):
+        if where in shapes and shapes[where].vision is None:
+            problem = "true, but the judge's model sees no pictures"
+            remedy = f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED))})"
+            yield Fault(f"{where}.judge_sees_pictures", problem, remedy, "contradiction")
+
+
+def picture_warnings(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[str]:
+    """Yield a warning for each judge that reads only the text of prompts with pictures."""
+    if not isinstance(config, RlvrConfig) or "actor_train" not in shapes or shapes["actor_train"].vision is None:
+        return
+    for domain, reward in config.rewards.items():
+        if model_reward(domain, reward) == JUDGE and not reward.judge_sees_pictures:
+            said = "the judge does not see the pictures of prompts, but only their names, such as [picture 1]"
+            yield f"{PREFIX}{domain}: {said}; set judge_sees_pictures=true if its model sees pictures"
 
 
 def _model_key(name: str, role: RoleConfig) -> str:

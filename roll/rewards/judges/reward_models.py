@@ -12,14 +12,15 @@ from hashlib import sha256
 from typing import Protocol
 
 from roll.backend import Rank, RewardStrategy
+from roll.data.picture_parts import PictureFault
 from roll.engines.actor_infer import ActorInfer
 from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
-from roll.rewards.judges.chat_api import ApiChat, ApiModel, Messages
+from roll.rewards.judges.chat_api import ApiChat, ApiModel, Messages, user_message
 from roll.rewards.judges.judge import NOTE_CHARACTERS, JudgeReply
 from roll.rewards.reward_workers import SLACK
-from roll.types import Completion, FinishReason, Ints, Prompt, RewardOutcome, RewardResult, Sampling
+from roll.types import AskedPictures, Completion, FinishReason, Ints, Prompt, RewardOutcome, RewardResult, Sampling
 
 
 class Classifier(Protocol):
@@ -93,8 +94,9 @@ class ApiJudge:
         self._processes, self._model = Replaced(group, start_seconds), model
         self._waiting = 0
 
-    async def ask(self, message: str) -> JudgeReply:
-        return await self.converse([{"role": "user", "content": message}])
+    async def ask(self, message: str, pictures: Sequence[str] = ()) -> JudgeReply:
+        """See `Chat`."""
+        return await self.converse([user_message(message, pictures)])
 
     async def converse(self, messages: Messages) -> JudgeReply:
         """Return the model's answer to a conversation; see `ApiChat.converse`."""
@@ -117,15 +119,21 @@ class JudgeEngines(ActorInfer):
         return await super().offload(discard=False)
 
 
+EncodedMessage = tuple[Ints, AskedPictures | None]
+"""The tokens of a prompt, with as many placeholders of its pictures as the model needs, and the pictures."""
+EncodeMessage = Callable[[str, Sequence[str]], EncodedMessage]
+"""Returns a model's input for a user message after pictures, which are data: URLs."""
+
+
 class EngineJudge:
     """Implements `Chat` with a model that the run itself serves."""
 
     def __init__(
-        self, engines: JudgeEngines, encode: Callable[[str], Ints], sampling: Sampling, context: int, seed: int | None
+        self, engines: JudgeEngines, encode: EncodeMessage, sampling: Sampling, context: int, seed: int | None
     ) -> None:
         """
         Args:
-            encode: function that returns the model's input tokens for a user message.
+            encode: raises PictureFault if the model cannot see a picture.
             context: largest number of tokens in a message and its answer.
             seed: base of the messages' seeds; with None, the engine samples without a seed.
         """
@@ -133,28 +141,39 @@ class EngineJudge:
         self._context, self._seed = context, seed
         self._encodes = asyncio.Lock()  # tokenizers are not thread-safe
 
-    async def ask(self, message: str) -> JudgeReply:
-        async with self._encodes:
-            token_ids = await asyncio.to_thread(self._encode, message)
+    async def ask(self, message: str, pictures: Sequence[str] = ()) -> JudgeReply:
+        """See `Chat`."""
+        try:
+            async with self._encodes:
+                token_ids, shown = await asyncio.to_thread(self._encode, message, pictures)
+        except PictureFault as fault:
+            return JudgeReply(failure=f"the judge's prompt or a picture of it {fault}")
         seed = None if self._seed is None else message_seed(self._seed, message)
-        return await engine_reply(self._engines, token_ids, self._sampling, self._context, seed, "judge")
+        return await engine_reply(self._engines, token_ids, self._sampling, self._context, seed, "judge", shown)
 
 
 async def engine_reply(
-    engines: JudgeEngines, token_ids: Ints, sampling: Sampling, context: int, seed: int | None, who: str
+    engines: JudgeEngines,
+    token_ids: Ints,
+    sampling: Sampling,
+    context: int,
+    seed: int | None,
+    who: str,
+    shown: AskedPictures | None = None,
 ) -> JudgeReply:
     """Return what a model answers to a prompt, or why it gives no answer.
 
     Args:
         context: largest number of tokens of prompt and answer.
         who: what the model is, for the failure.
+        shown: the pictures of the prompt.
     """
     if len(token_ids) + sampling.max_new_tokens > context:
         asked, room = len(token_ids), context - sampling.max_new_tokens
         long = f"the {who}'s prompt has {asked} tokens"
         return JudgeReply(failure=f"{long}, but its context leaves room for only {room} before the answer")
     by_number: dict[int, Completion] = {}
-    async with aclosing(engines.generate(token_ids, sampling, seed)) as answer:
+    async with aclosing(engines.generate(token_ids, sampling, seed, shown=shown)) as answer:
         async for ended in answer:
             by_number |= ended
     completions = [by_number[number] for number in sorted(by_number)]

@@ -1,0 +1,56 @@
+"""The conversation of a prompt for models that read only its text: each picture has a name there. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from roll.config.schema.model import DataConfig
+from roll.data.picture_parts import LABEL, MARK, is_picture
+from roll.data.rows import Conversation, parsed_list, prompt_conversation
+
+
+def named_pictures(row: Mapping[str, Any], data_args: DataConfig, pictures: int = 0) -> Conversation:
+    """Return the messages of a prompt, in which `[picture 1]` stands for its first picture, and so on.
+
+    Args:
+        row: a row that was checked when it was prepared, with or without the bytes of its pictures.
+        pictures: number of pictures of the prompt. They stand before the first message of the user if the row does not
+            say where they are.
+
+    Raises:
+        RowFault: see `prompt_conversation`.
+    """
+    marked = dict(row)
+    if data_args.messages is not None:
+        messages = parsed_list(row.get(data_args.messages))
+        marked[data_args.messages] = [*map(_marked, messages)] if isinstance(messages, list) else messages
+    conversation = prompt_conversation(marked, data_args)
+    if data_args.images is not None:
+        conversation = [_relabelled(message) for message in conversation]
+    if pictures and not any(MARK in message["content"] for message in conversation):
+        first = next((number for number, message in enumerate(conversation) if message["role"] == "user"), 0)
+        before = {**conversation[first], "content": MARK * pictures + conversation[first]["content"]}
+        conversation = [*conversation[:first], before, *conversation[first + 1 :]]
+    numbers = count(1)
+    return [{**message, "content": _named(message["content"], numbers)} for message in conversation]
+
+
+def _marked(message: Any) -> Any:
+    """Return a message with a text part in place of each part that shows a picture."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [{"type": "text", "text": MARK} if is_picture(part) else part for part in content]}
+
+
+def _relabelled(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] == "assistant":
+        return message
+    return {**message, "content": message["content"].replace(LABEL, MARK)}
+
+
+def _named(text: str, numbers: count[int]) -> str:
+    first, *rest = text.split(MARK)
+    return first + "".join(f"[picture {next(numbers)}]{piece}" for piece in rest)
