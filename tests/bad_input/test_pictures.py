@@ -62,7 +62,7 @@ def test_blind_model_of_pairs_refuses_keys_of_pictures(
 
 
 @pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_reward_model", "reward_train")])
-def test_key_of_pairs_that_is_not_supported_with_pictures(
+def test_unsupported_key_of_pairs_with_pictures(
     name: str, role: str, refused: Callable[..., ConfigError]
 ) -> None:
     faults = refused(name, "pretrain=output/tiny/seeing", "+deepspeed_zero3.sequence_parallel_size=2").faults

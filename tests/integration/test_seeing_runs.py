@@ -80,3 +80,17 @@ def test_merged_adapter_is_synced_and_evaluated(untrained: World) -> None:
     [found] = (untrained.folder / "adapted/evaluations").iterdir()
     samples = [json.loads(line) for line in (found / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == 8 and all(Path(sample["pictures"][0]).is_file() for sample in samples)
+
+
+def test_served_judge_sees_pictures(untrained: World) -> None:
+    """The judge of an untrained model says nothing that can be read, but it is asked about each response."""
+    model = "model_args: {model_name_or_path: model, dtype: fp32}, strategy_args: {strategy_name: hf_infer}"
+    judge = "reward: llm_judge, judge_model_type: inference, judge_prompt: same_answer, judge_sees_pictures: true"
+    keys = f"{model}, generating_args: {{max_new_tokens: 4}}, world_size: 1"
+    rewards = f"rewards={{shapes: {{{judge}, {keys}}}}}"
+    words = ("pretrain=model", "output_dir=judged", *STEPS, rewards)
+    outcome = untrained.run("--config-name", "tiny/tiny_rlvr_pictures", *words)
+    assert outcome.status == 0, outcome.output
+    asked = [row for row in untrained.metrics("judged") if row["step"]]
+    assert len(asked) == 2 and asked[0]["judge/shapes/asked"] == 16
+    assert all(row["judge/shapes/unavailable"] == 0 for row in asked)
