@@ -255,11 +255,22 @@ class Sight:
         """
         if not stored:
             return None
-        values, rows, grids = self.pixels([decoded(_unchanged(one, place)) for one in stored])
-        tokens = np.array([one["tokens"] for one in stored], np.int64)
+        found = self.placed(self.pixels([decoded(_unchanged(one, place)) for one in stored]), token_ids)
+        assert found is not None, f"{place}: its pictures do not fit"
+        return found
+
+    def placed(self, pixels: tuple[np.ndarray, np.ndarray, np.ndarray], token_ids: Ints) -> Pictures | None:
+        """Return the pictures of one sequence. None if it has other placeholders than they need.
+
+        Args:
+            pixels: those that `pixels` returns for one or more pictures.
+            token_ids: [T], the tokens of the sequence.
+        """
+        values, rows, grids = pixels
+        tokens = rows * self.tile_tokens if self.model_type in TILED else grids.prod(axis=1)
         placeholders = np.flatnonzero(token_ids == self.token_id)
-        expected = rows * self.tile_tokens if self.model_type in TILED else grids.prod(axis=1)
-        assert (expected == tokens).all() and len(placeholders) == tokens.sum(), f"{place}: its pictures do not fit"
+        if len(placeholders) != tokens.sum():
+            return None
         starts = placeholders[np.cumsum(tokens) - tokens]
         return Pictures(values, rows, grids, starts, np.array([len(tokens)], np.int64))
 

@@ -1,4 +1,4 @@
-"""The conversation of a prompt for models that read only its text: each picture has a name there. Pure functions."""
+"""The conversation of a prompt for a model that rewards the answer, with names of its pictures. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from roll.data.rows import Conversation, parsed_list, prompt_conversation
 
 def named_pictures(row: Mapping[str, Any], data_args: DataConfig, pictures: int = 0) -> Conversation:
     """Return the messages of a prompt, in which `[picture 1]` stands for its first picture, and so on.
+
+    See `marked_pictures` for the arguments and errors.
+    """
+    numbers = count(1)
+    conversation = marked_pictures(row, data_args, pictures)
+    return [{**message, "content": _named(message["content"], numbers)} for message in conversation]
+
+
+def marked_pictures(row: Mapping[str, Any], data_args: DataConfig, pictures: int) -> Conversation:
+    """Return the messages of a prompt, in whose texts `MARK` stands for each picture.
 
     Args:
         row: a row that was checked when it was prepared, with or without the bytes of its pictures.
@@ -33,8 +43,7 @@ def named_pictures(row: Mapping[str, Any], data_args: DataConfig, pictures: int 
         first = next((number for number, message in enumerate(conversation) if message["role"] == "user"), 0)
         before = {**conversation[first], "content": MARK * pictures + conversation[first]["content"]}
         conversation = [*conversation[:first], before, *conversation[first + 1 :]]
-    numbers = count(1)
-    return [{**message, "content": _named(message["content"], numbers)} for message in conversation]
+    return conversation
 
 
 def _marked(message: Any) -> Any:

@@ -62,9 +62,7 @@ def test_blind_model_of_pairs_refuses_keys_of_pictures(
 
 
 @pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_reward_model", "reward_train")])
-def test_unsupported_key_of_pairs_with_pictures(
-    name: str, role: str, refused: Callable[..., ConfigError]
-) -> None:
+def test_unsupported_key_of_pairs_with_pictures(name: str, role: str, refused: Callable[..., ConfigError]) -> None:
     faults = refused(name, "pretrain=output/tiny/seeing", "+deepspeed_zero3.sequence_parallel_size=2").faults
     place = f"{role}.strategy_args.strategy_config.sequence_parallel_size"
     assert_fault(faults, place, "not_supported", "2, but the model sees", "remove")
@@ -129,6 +127,22 @@ def test_blind_judge_that_should_see_is_refused(refused: Callable[..., ConfigErr
     judge = f"+rewards.judged={{{SERVED}, model_args: {{model_name_or_path: blind}}, {SEEING}}}"
     faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", judge).faults
     assert_fault(faults, "rewards.judged.judge_sees_pictures", "contradiction", "the judge's model", "qwen2_5_vl")
+
+
+SCORING = "reward: reward_model, model_args: {model_name_or_path: output/tiny/seeing}"
+
+
+def test_seeing_reward_model_of_blind_policy_is_refused(refused: Callable[..., ConfigError]) -> None:
+    words = ("pretrain=blind", f"+rewards.scored={{{SCORING}, strategy_args: {{strategy_name: hf_infer}}}}")
+    faults = refused("tiny_rlvr_pictures", *words).faults
+    place = "rewards.scored.model_args.model_name_or_path"
+    assert_fault(faults, place, "not_supported", "the policy sees none", "text alone")
+
+
+def test_seeing_reward_model_in_vllm_is_refused(refused: Callable[..., ConfigError]) -> None:
+    words = ("pretrain=output/tiny/seeing", f"+rewards.scored={{{SCORING}, strategy_args: {{strategy_name: vllm}}}}")
+    faults = refused("tiny_rlvr_pictures", *words).faults
+    assert_fault(faults, "rewards.scored.strategy_args.strategy_name", "not_supported", "vllm", "use hf_infer")
 
 
 def test_judge_of_blind_policy_sees_nothing(refused: Callable[..., ConfigError]) -> None:

@@ -25,7 +25,7 @@ from examples.tiny.make_seeing_model import FAMILIES, PAD_ID, write_seeing_model
 from roll.backend import Rank
 from roll.data import packing
 from roll.data.examples import Example, ExampleSequence
-from roll.engines.hf.settings import HfScoreSettings
+from roll.engines.hf.settings import HfRewardSettings, HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.pictures import freeze_vision, is_of_vision
@@ -256,6 +256,34 @@ def test_packed_scores_are_those_of_rows_alone(family: str, models: dict[str, Pa
         expected = torch.cat([padded_scores(alone, row, family, tokens[family]) for row in rows])
     assert float(expected.std()) > 0.1
     torch.testing.assert_close(scores.double(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("budget", [1, 200], ids=["each alone", "packed"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+def test_served_scores_are_those_of_rows_alone(
+    family: str, budget: int, models: dict[str, Path], tokens: dict[str, int], tmp_path: Path
+) -> None:
+    case = SeeingCase(family, 0, kind="reward_model")
+    alone = plain_scorer(models[family], case)
+    nn.init.normal_(alone.score.weight, generator=torch.Generator().manual_seed(0))
+    alone.float().save_pretrained(tmp_path / "model")
+    alone.double()
+    batch, padded = given_batch(pairs_of(family, tokens[family])), padded_pairs(family, tokens[family])
+    rows = [packing.select(padded, [number]) for number in range(len(batch))]
+    given = [sequence for example in pairs_of(family, tokens[family]) for sequence in example.sequences]
+
+    async def run() -> list[float]:
+        strategy = HfRewardSettings(str(tmp_path / "model"), case.model_args, budget).build(
+            Rank("rewards.r", 0, 1, "", 0, "cpu", limits.START)
+        )
+        await strategy.start()
+        found = await strategy.scores([one.token_ids for one in given], [one.shown for one in given])
+        await strategy.close()
+        return found
+
+    with torch.no_grad():
+        expected = torch.cat([padded_scores(alone, row, family, tokens[family]) for row in rows])
+    assert asyncio.run(run()) == pytest.approx(expected.tolist(), abs=2e-5) and float(expected.std()) > 0.1
 
 
 def test_tower_sees_picture_of_pair_once(models: dict[str, Path], tokens: dict[str, int]) -> None:

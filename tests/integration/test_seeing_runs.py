@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 from examples.tiny.make_seeing_model import write_seeing_model
 from examples.tiny.make_shapes import write_shapes
 from roll.export.__main__ import main as export
+from roll.models import seeing_classifiers
 from roll.models.pictures import PROJECTORS, is_of_vision
 from tests import limits
 from tests.integration.conftest import World
@@ -94,3 +96,20 @@ def test_served_judge_sees_pictures(untrained: World) -> None:
     asked = [row for row in untrained.metrics("judged") if row["step"]]
     assert len(asked) == 2 and asked[0]["judge/shapes/asked"] == 16
     assert all(row["judge/shapes/unavailable"] == 0 for row in asked)
+
+
+def test_reward_model_sees_pictures(untrained: World) -> None:
+    seeing_classifiers.register()
+    scorer = AutoModelForSequenceClassification.from_pretrained(untrained.folder / "model", num_labels=1)
+    scorer.save_pretrained(untrained.folder / "scorer")
+    for file in (untrained.folder / "model").glob("*"):
+        if file.name.startswith(("tokenizer", "preprocessor", "chat_template", "special")):
+            shutil.copy(file, untrained.folder / "scorer")
+    model = "model_args: {model_name_or_path: scorer, dtype: fp32}, strategy_args: {strategy_name: hf_infer}"
+    words = ("pretrain=model", "output_dir=scored", *STEPS)
+    outcome = untrained.run(
+        *("--config-name", "tiny/tiny_rlvr_pictures", *words, f"rewards={{shapes: {{reward: reward_model, {model}}}}}")
+    )
+    assert outcome.status == 0, outcome.output
+    found = [row for row in untrained.metrics("scored") if row["step"]]
+    assert all(row["reward/scored_fraction"] == 1.0 and row["reward/std"] > 0 for row in found)

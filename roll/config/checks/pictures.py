@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.batch import learner
-from roll.config.derived.fixed_roles import PREFIX, model_reward, teacher_roles
+from roll.config.derived.fixed_roles import PREFIX, model_reward, reward_roles, teacher_roles
 from roll.config.derived.methods import replays
 from roll.config.derived.model_shape import PATCHED, TILED, ModelShape
 from roll.config.derived.placement import model_roles, sends_adapter
 from roll.config.derived.sight import blind_faults, unread_tower
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
-from roll.config.schema.model_rewards import JUDGE, SCORER
+from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.offline import DistillConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import RoleConfig
+from roll.config.schema.roles import RoleConfig, ScorerConfig
 from roll.errors import Fault
 
 OTHERS = "use pipeline: sft, dpo, reward_model or rlvr"
@@ -67,13 +67,16 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
             problem = f"it sees pictures, and pipeline {config.pipeline} does not support such models yet"
             remedy = f"{OTHERS}, or a model of text alone"
             yield Fault(_model_key(name, role), problem, remedy, "not_supported")
+        elif isinstance(config, RlvrConfig) and isinstance(role, ScorerConfig):
+            yield from _seeing_scorer(name, role, learning in shapes and shapes[learning].vision is None)
         elif isinstance(config, RlvrConfig) and name not in (*SEEING, *seeing_judges(config)):
-            problem = f"it sees pictures, which only {', '.join(SEEING)} and judges with judge_sees_pictures may"
+            problem = f"it sees pictures, which only {', '.join(SEEING)}, reward models, and judges with "
+            problem += "judge_sees_pictures may"
             yield Fault(_model_key(name, role), problem, "use a model of text alone", "not_supported")
         else:
             yield from _unsupported(name, role)
     if isinstance(config, RlvrConfig) and learning in shapes:
-        yield from _not_in_rlvr(config) if shapes[learning].vision else _unseeing(config)
+        yield from _not_in_rlvr(config, shapes) if shapes[learning].vision else _unseeing(config)
         yield from _blind_judges(config, shapes)
 
 
@@ -81,16 +84,15 @@ SEEING = ("actor_train", "actor_infer", "reference")
 """Roles of RLVR whose model may see pictures."""
 
 
-def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
+def _not_in_rlvr(config: RlvrConfig, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:
     """Yield faults of the parts of RLVR that do not work with a policy that sees pictures."""
     text = "use a model of text alone"
     environments = [f"environments.{domain}" for domain in config.environments]
-    scorers = [
-        f"rewards.{domain}" for domain, reward in config.rewards.items() if model_reward(domain, reward) == SCORER
-    ]
+    scorers = [name for name, role in reward_roles(config).items() if isinstance(role, ScorerConfig)]
+    blind = [name for name in scorers if name in shapes and shapes[name].vision is None]
     found = {
         **dict.fromkeys(environments, "it is an environment, whose conversations have no pictures"),
-        **dict.fromkeys(scorers, "it is scored by a reward model, which would not see the pictures"),
+        **dict.fromkeys(blind, "it is scored by a reward model that would not see the pictures"),
         **dict.fromkeys(teacher_roles(config), "it is a teacher, which would not see the pictures"),
         **({"critic": "it is a critic, which would not see the pictures"} if config.critic else {}),
         **({"self_distillation": "its teacher would not see the pictures"} if config.self_distillation else {}),
@@ -109,6 +111,18 @@ def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
     if config.actor_infer.strategy_args.traits.servers is not None:
         problem = f"{config.actor_infer.strategy_args.strategy_name}, but pictures are not sent to other servers yet"
         yield Fault("actor_infer.strategy_args.strategy_name", problem, "use vllm or hf_infer", "not_supported")
+
+
+def _seeing_scorer(name: str, role: ScorerConfig, policy_is_blind: bool) -> Iterator[Fault]:
+    """Yield faults of a reward model that sees pictures."""
+    if policy_is_blind:
+        problem = "it sees pictures, but the policy sees none"
+        yield Fault(_model_key(name, role), problem, "use a model of text alone", "not_supported")
+    elif role.strategy_args.traits.own_kernels:
+        problem = f"{role.strategy_args.strategy_name}, but its classifiers were not tried with pictures"
+        yield Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer", "not_supported")
+    else:
+        yield from _unsupported(name, role)
 
 
 def seeing_judges(config: RlvrConfig) -> list[str]:

@@ -20,27 +20,41 @@ from roll.ray.replacement import Replaced
 from roll.rewards.judges.chat_api import ApiChat, ApiModel, Messages, user_message
 from roll.rewards.judges.judge import NOTE_CHARACTERS, JudgeReply
 from roll.rewards.reward_workers import SLACK
-from roll.types import AskedPictures, Completion, FinishReason, Ints, Prompt, RewardOutcome, RewardResult, Sampling
+from roll.types import (
+    AskedPictures,
+    Completion,
+    FinishReason,
+    Ints,
+    Pictures,
+    Prompt,
+    RewardOutcome,
+    RewardResult,
+    Sampling,
+)
 
 
 class Classifier(Protocol):
     """A model that scores sequences of tokens."""
 
-    async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
-        """Return the score of each sequence."""
+    async def scores(self, sequences: Sequence[Ints], shown: Sequence[Pictures | None]) -> Sequence[float]:
+        """Return the score of each sequence. `shown` are the pictures of each one."""
         ...
+
+
+ScoredTokens = tuple[Ints, Pictures | None]
+"""The tokens of a conversation, and its pictures."""
 
 
 class Scorer:
     """Scores the responses of one domain. Must be used from a single asyncio event loop."""
 
     def __init__(
-        self, classifier: Classifier, encode: Callable[[Prompt, str], Ints], context: int, failed_value: float
+        self, classifier: Classifier, encode: Callable[[Prompt, str], ScoredTokens], context: int, failed_value: float
     ) -> None:
         """
         Args:
             encode: returns the tokens of a prompt with its response, up to the token at which the score is read. Raises
-                ValueError if the model's chat template rejects the conversation.
+                ValueError if the model's chat template rejects the conversation, or the model cannot see a picture.
             context: largest number of tokens that the model accepts.
             failed_value: value of a result without a verdict.
         """
@@ -59,18 +73,19 @@ class Scorer:
         """
         async with self._encodes:
             encoded = await asyncio.to_thread(lambda: [self._encoded(prompt, response) for response in responses])
-        sequences = [tokens for tokens in encoded if not isinstance(tokens, RewardResult)]
-        scores = iter(await self._classifier.scores(sequences) if sequences else ())
-        return [tokens if isinstance(tokens, RewardResult) else RewardResult(next(scores)) for tokens in encoded]
+        found = [one for one in encoded if not isinstance(one, RewardResult)]
+        sequences, shown = [tokens for tokens, _ in found], [pictures for _, pictures in found]
+        scores = iter(await self._classifier.scores(sequences, shown) if found else ())
+        return [one if isinstance(one, RewardResult) else RewardResult(next(scores)) for one in encoded]
 
-    def _encoded(self, prompt: Prompt, response: str) -> Ints | RewardResult:
+    def _encoded(self, prompt: Prompt, response: str) -> ScoredTokens | RewardResult:
         """Return the tokens to score, or a result with the reason why they cannot be scored."""
         try:
-            tokens = self._encode(prompt, response)
+            tokens, shown = self._encode(prompt, response)
         except ValueError as error:
             return RewardResult(self._failed_value, RewardOutcome.CRASHED, note=str(error)[:NOTE_CHARACTERS])
         if len(tokens) <= self._context:
-            return tokens
+            return tokens, shown
         note = f"the conversation has {len(tokens)} tokens, but the context of the reward model is {self._context}"
         return RewardResult(self._failed_value, RewardOutcome.UNAVAILABLE, note=note)
 
@@ -203,13 +218,13 @@ class ScorerEngines:
         self._engines = Replaced(group, start_seconds)
         self._tokens_in_flight = [0] * len(group)
 
-    async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
+    async def scores(self, sequences: Sequence[Ints], shown: Sequence[Pictures | None]) -> Sequence[float]:
         """See `Classifier`. Calls the worker with the fewest tokens in flight."""
         worker = min(range(len(self._group)), key=self._tokens_in_flight.__getitem__)
         cost = sum(map(len, sequences))
         self._tokens_in_flight[worker] += cost
         try:
-            return await self._engines.one(worker, self._seconds, RewardStrategy.scores, sequences)
+            return await self._engines.one(worker, self._seconds, RewardStrategy.scores, sequences, shown)
         finally:
             self._tokens_in_flight[worker] -= cost
 

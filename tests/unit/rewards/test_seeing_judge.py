@@ -1,4 +1,4 @@
-"""Judges that see the pictures of a prompt: what is sent to an API, and the input of a model that the run serves."""
+"""Judges and reward models that see the pictures of a prompt: what an API gets, and the input of a served model."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from examples.tiny.make_seeing_model import FAMILIES, write_seeing_model
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import renderer
-from roll.data.picture_parts import PictureFault
+from roll.data.examples import LengthLimits, prepare_examples
+from roll.data.picture_parts import MARK, PictureFault
 from roll.data.pictures import data_url, decoded, load_sight
 from roll.data.prompts import prepare_prompts
+from roll.data.questions import marked_pictures
 from roll.errors import DataError
 from roll.models.load import load_tokenizer
 from roll.rewards.judges.chat_api import ApiChat, ApiModel
 from roll.rewards.judges.judge import AnswerPattern, Judge, JudgeTemplate
-from roll.runs.rlvr.reward_models import open_tokens, question_of
-from roll.runs.rlvr.seeing_judges import seeing_encoder, shown_urls, trial_picture
+from roll.runs.rlvr.reward_models import answered_encoder, open_tokens, question_of
+from roll.runs.rlvr.seeing_judges import seeing_encoder, seeing_scorer_encoder, shown_urls, trial_picture
 from roll.types import Prompt, Sampling
 from tests import limits
 from tests.faults import assert_fault
@@ -79,6 +81,10 @@ def write_rows(folder: Path) -> str:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, given]))
     return str(file)
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -164,9 +170,38 @@ def test_served_judge_gets_tokens_of_its_processor(
     assert shown.files == expected.files and shown.names == expected.names
     text, nothing = encode("Two?", ())
     assert nothing is None and sight.token_id not in text
-    assert encode("?", [trial_picture()])[1] is not None
+    assert encode("?", [data_url(trial_picture())])[1] is not None
     with pytest.raises(PictureFault, match="1 times"):
         encode(f"I see {sight.token}", ())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scorer_receives_tokens_and_pictures_of_training(
+    family: str, models: dict[str, Path], judged: list[Prompt], tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(str(models[family]))
+    sight = load_sight(str(models[family]), tokenizer)
+    assert sight is not None
+    encode = seeing_scorer_encoder(answered_encoder(renderer("native", tokenizer), tokenizer, False), sight)
+    pairs = [{**row, "chosen": "A cat.", "rejected": "A dog, or so."} for row in read_rows(tmp_path)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    columns = {"file_name": str(tmp_path / "pairs.jsonl"), "chosen": "chosen", "rejected": "rejected", **COLUMNS}
+    data_args, limit = DataConfig.model_validate(columns), LengthLimits(500, 500)
+    trained = prepare_examples(data_args, tokenizer, limit, "pairs", cache_folder=tmp_path / "cache", sight=sight)
+    for number, prompt in enumerate(judged):
+        if prompt.shown is None:
+            continue
+        conversation = marked_pictures(prompt.row, data_args, len(prompt.shown.names))
+        sequences = trained.example(number).sequences
+        files = prompt.shown.asked().files
+        found = [encode(conversation, files, pairs[number][name]) for name in ("chosen", "rejected")]
+        for (token_ids, shown), sequence in zip(found, sequences, strict=True):
+            assert token_ids.tolist() == sequence.token_ids.tolist() and sequence.shown is not None
+            for name in ("values", "rows", "grids", "starts", "counts"):
+                assert np.array_equal(getattr(shown, name), getattr(sequence.shown, name)), name
+        assert found[0][1] is found[1][1], "responses to one prompt share its pixels"
+        with pytest.raises(PictureFault, match="1 times"):
+            encode(conversation, files, f"I see {sight.token}")
 
 
 AS_THEY_ARE = {
@@ -203,3 +238,17 @@ def test_other_files_are_sent_as_policy_sees_them(kind: str) -> None:
     assert head == "data:image/png;base64"
     with Image.open(io.BytesIO(base64.b64decode(data))) as found:
         assert found.mode == "RGB" and np.array_equal(np.asarray(found), np.asarray(decoded(OTHERS[kind])))
+
+
+@pytest.mark.parametrize("template", ["chatml", "raw"])
+def test_template_without_pictures_is_refused_for_seeing_models(template: Any, models: dict[str, Path]) -> None:
+    tokenizer = load_tokenizer(str(models["qwen2_5_vl"]))
+    sight = load_sight(str(models["qwen2_5_vl"]), tokenizer)
+    assert sight is not None
+    render = renderer(template, tokenizer)
+    judge = seeing_encoder(render, partial(open_tokens, tokenizer=tokenizer, special_tokens=False), sight)
+    with pytest.raises(ValueError, match="pictures|0 times"):
+        judge("?", [data_url(trial_picture())])
+    scorer = seeing_scorer_encoder(answered_encoder(render, tokenizer, False), sight)
+    with pytest.raises(ValueError, match="pictures|0 times"):
+        scorer([{"role": "user", "content": f"{MARK}?"}], (trial_picture(),), "!")

@@ -169,7 +169,7 @@ def test_sequences_go_to_the_least_busy_worker() -> None:
         group = Group([0.5])
         group.may_answer.clear()
         engines = ScorerEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL, limits.START)
-        asking = asyncio.gather(*(engines.scores([np.zeros(length, np.int32)]) for length in (9, 3, 3, 4)))
+        asking = asyncio.gather(*(engines.scores([np.zeros(length, np.int32)], [None]) for length in (9, 3, 3, 4)))
         while len(group.calls) < 4:
             await asyncio.sleep(0)
         group.may_answer.set()
