@@ -54,7 +54,7 @@ def write_model(
     if not model.config.architectures or not model.can_generate():
         model.config.architectures = [type(model).__name__]
     if type(model) in CLASSIFIERS.values():
-        custom_object_save(model, folder, config=model.config)
+        custom_object_save(model, folder, config=model.config)  # pyright: ignore[reportArgumentType]
     model.config.save_pretrained(folder)
     if model.can_generate():
         write_generation_config(folder, model.generation_config, tokenizer, ends)

@@ -30,8 +30,8 @@ from roll.engines.hf.strategy import HfScore
 from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.pictures import freeze_vision, is_of_vision
 from roll.models.value import load_scores
-from roll.runs.offline.batches import Models, given_batch
-from roll.runs.offline.wiring import dpo_batch, reward_model_batch
+from roll.runs.offline.batches import Ask, Models, given_batch, mismatched
+from roll.runs.offline.wiring import dpo_batch, kto_kl, reward_model_batch
 from roll.training.actor_train import merge
 from roll.types import Floats, Sequences, TrainBatch
 from tests import limits
@@ -114,15 +114,18 @@ async def pair_batch(kind: str, examples: Sequence[Example], reference: Path) ->
     """Return the batch that the pipeline makes of pairs, with the log-probs of a reference in `dpo`."""
     if kind == "reward_model":
         return (await reward_model_batch(PAD_ID, examples, Models(refuse)))[0]
-    keys = SeeingCase("", 0).model_args
-    scorer = HfScore(
-        HfScoreSettings(str(reference), keys, PackedPolicy), Rank("reference", 0, 1, "", 0, "cpu", limits.START)
-    )
+    return (await dpo_batch(KINDS["dpo"][1], examples, Models(refuse, asker(reference))))[0]
+
+
+def asker(folder: Path) -> Ask:
+    """Return a function that computes log-probs as a reference in `hf_infer` does."""
+    keys, rank = SeeingCase("", 0).model_args, Rank("reference", 0, 1, "", 0, "cpu", limits.START)
+    scorer = HfScore(HfScoreSettings(str(folder), keys, PackedPolicy), rank)
 
     async def ask(sequences: Sequences) -> Floats:
         return scorer.log_probs([sequences], 1.0)[0]
 
-    return (await dpo_batch(KINDS["dpo"][1], examples, Models(refuse, ask)))[0]
+    return ask
 
 
 async def refuse(sequences: Sequences) -> Floats:
@@ -242,13 +245,42 @@ def test_updates_on_pairs_are_adamws(
     assert any(map(is_of_vision, moved)) == (not case.lora)
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+def test_kl_of_kto_is_that_of_prompts_with_pictures(
+    family: str, models: dict[str, Path], tokens: dict[str, int]
+) -> None:
+    """Each prompt, with its pictures, is followed by the response to the next one."""
+    token, given = tokens[family], [example.sequences[0] for example in pairs_of(family, tokens[family])]
+    estimate = asyncio.run(
+        kto_kl(
+            mismatched([Example((one,), 1.0) for one in given]),
+            Models(asker(models[family].with_name("reference")), asker(models[family])),
+        )
+    )
+    rows = []
+    for one, other in zip(given, [*given[1:], given[0]], strict=True):
+        prompt, response = one.token_ids[~one.response_mask], other.token_ids[other.response_mask]
+        ids = np.concatenate([prompt, response])
+        rows.append(ExampleSequence(ids, np.arange(len(ids)) >= len(prompt), one.shown))
+    padded = given_batch([Example((row,), 1.0) for row in rows]).sequences
+    case = SeeingCase(family, 0)
+    with torch.no_grad():
+        sums = [
+            padded_log_probs(plain_model(folder, case), padded, family, token).sum()
+            for folder in (models[family].with_name("reference"), models[family])
+        ]
+    expected = float(sums[0] - sums[1]) / len(given)
+    assert estimate == pytest.approx(max(0.0, expected), abs=1e-4) and abs(expected) > 1e-2
+    assert estimate > 0, "the other direction would be cut off at 0"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_scores_are_those_of_rows_alone(family: str, models: dict[str, Path], tokens: dict[str, int]) -> None:
     case = SeeingCase(family, 0, kind="reward_model")
     packed, alone = load_scores(str(models[family]), case.model_args, 0), plain_scorer(models[family], case)
     batch = asyncio.run(pair_batch(case.kind, pairs_of(family, tokens[family]), models[family]))
     weight = torch.randn(alone.score.weight.shape, generator=torch.Generator().manual_seed(0))
-    packed.causal.score.weight.data.copy_(weight)
+    packed.causal.get_parameter("score.weight").data.copy_(weight)
     alone.score.weight.data.copy_(weight)
     with torch.no_grad():
         (scores,) = packed.eval()(packed_inputs(batch.sequences, "cpu"))
@@ -306,4 +338,4 @@ def test_reward_model_is_exported_for_transformers(
     assert done.returncode == 0, done.stdout + done.stderr
     assert_close(torch.load(tmp_path / "weights"), outcomes[case][0].second, 0.0)
     again = load_scores(str(folder / case.name / "export"), case.model_args, 0)
-    assert torch.equal(again.causal.score.weight, outcomes[case][0].second["score.weight"])
+    assert torch.equal(again.causal.get_parameter("score.weight"), outcomes[case][0].second["score.weight"])

@@ -127,13 +127,14 @@ class HfReward:
 
 def packed(sequences: Sequence[Ints], shown: Sequence[Pictures | None], token_budget: int) -> Iterator[Sequences]:
     """Yield micro-batches of at most `token_budget` tokens, or of one longer sequence. Masks mark last tokens."""
-    ends, part = [np.arange(len(sequence)) == len(sequence) - 1 for sequence in sequences], list[int]()
-    for number in range(len(sequences) + 1):
-        is_over = number == len(sequences)
-        if part and (is_over or sum(len(sequences[one]) for one in (*part, number)) > token_budget):
-            yield concatenate(*([field[one] for one in part] for field in (sequences, ends, shown)))
-            part = []
-        part.append(number)
+    begin = 0
+    for end in range(1, len(sequences) + 1):
+        part = slice(begin, end)
+        if end < len(sequences) and sum(map(len, sequences[begin : end + 1])) <= token_budget:
+            continue
+        masks = [np.arange(len(one)) == len(one) - 1 for one in sequences[part]]
+        yield concatenate(sequences[part], masks, shown[part])
+        begin = end
 
 
 class HfScore(PackedScore):

@@ -15,7 +15,7 @@ from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSet, Kind, LengthLimits, prepare_examples
 from roll.data.picture_parts import MARK
 from roll.data.pictures import Sight, load_sight
-from roll.errors import DataError
+from roll.errors import DataError, FaultCode
 from roll.models.load import load_tokenizer
 from roll.runs.offline.batches import given_batch, mismatched
 from tests.faults import assert_fault
@@ -131,7 +131,7 @@ def other_picture() -> dict[str, Any]:
     return changed("user", content=[{**PICTURE, "path": "1.png"}, WHAT])
 
 
-FAULTS: dict[str, tuple[dict[str, Any], dict[str, str], str, str, str]] = {
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, str], FaultCode, str, str]] = {
     "two pictures": (other_picture(), {}, "contradiction", "differ in more than their last", "same conversation"),
     "shown by the assistant": (changed("assistant", content=[PICTURE]), {}, "not_allowed", "only text", "user"),
     "answer with a picture": (
