@@ -48,10 +48,11 @@ def marked_pictures(row: Mapping[str, Any], data_args: DataConfig, pictures: int
 
 def _marked(message: Any) -> Any:
     """Return a message with a text part in place of each part that shows a picture."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list):
+    if not isinstance(message, Mapping):
         return message
-    return {**message, "content": [{"type": "text", "text": MARK} if is_picture(part) else part for part in content]}
+    contents = {key: message[key] for key in ("content", "value") if isinstance(message.get(key), list)}
+    shown = {"type": "text", "text": MARK}
+    return {**message, **{key: [shown if is_picture(one) else one for one in parts] for key, parts in contents.items()}}
 
 
 def _relabelled(message: dict[str, Any]) -> dict[str, Any]:

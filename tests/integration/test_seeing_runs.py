@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -113,3 +118,42 @@ def test_reward_model_sees_pictures(untrained: World) -> None:
     assert outcome.status == 0, outcome.output
     found = [row for row in untrained.metrics("scored") if row["step"]]
     assert all(row["reward/scored_fraction"] == 1.0 and row["reward/std"] > 0 for row in found)
+
+
+@pytest.fixture
+def judge_server() -> Iterator[tuple[str, list[Any]]]:
+    """Yield the URL of a chat server that says yes, and the messages that it received."""
+    asked: list[Any] = []
+
+    class Yes(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"])
+            choices = [{"index": 0, "message": {"role": "assistant", "content": "yes"}}]
+            body = json.dumps({"object": "chat.completion", "choices": choices}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Yes)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_judge_behind_url_gets_files(untrained: World, judge_server: tuple[str, list[Any]]) -> None:
+    url, asked = judge_server
+    judge = f"reward: llm_judge, judge_model_type: api, judge_api_url: '{url}', judge_model_name: j"
+    rewards = f"rewards={{shapes: {{{judge}, judge_prompt: same_answer, judge_sees_pictures: true}}}}"
+    words = ("pretrain=model", "output_dir=sent", *STEPS, "eval_steps=0", rewards)
+    outcome = untrained.run("--config-name", "tiny/tiny_rlvr_pictures", *words)
+    assert outcome.status == 0, outcome.output
+    samples = [json.loads(line) for line in (untrained.folder / "sent/samples.jsonl").read_text().splitlines()]
+    files = {Path(sample["pictures"][0]).read_bytes() for sample in samples}
+    urls = {f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files}
+    assert asked and urls <= {message["content"][0]["image_url"]["url"] for [message] in asked}
+    assert all("[picture 1]What?" in message["content"][1]["text"] for [message] in asked)

@@ -52,8 +52,8 @@ from roll.rewards.judges.reward_models import EncodeMessage, EngineJudge, Scored
 from roll.rewards.reward_workers import ModelReward
 from roll.runs.rlvr.seeing_judges import (
     AnsweredEncoder,
+    SeeingScorerEncoder,
     seeing_encoder,
-    seeing_scorer_encoder,
     shown_urls,
     trial_picture,
 )
@@ -124,14 +124,14 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
     with template_faults(place, reward.template):
         answered = answered_encoder(renderer(reward.template, tokenizer), tokenizer, reward.template == "raw")
         answered([{"role": "user", "content": "?"}], "!")
-        seen = seeing_scorer_encoder(answered, sight) if sight else None
+        seen = SeeingScorerEncoder(answered, sight) if sight else None
         if seen:
             seen([{"role": "user", "content": f"{MARK}?"}], (trial_picture(),), "!")
 
     def encode(prompt: Prompt, response: str) -> ScoredTokens:
         source, shown = source_of(prompt.row, sources), None
-        if seen is not None and prompt.shown is not None:
-            files = prompt.shown.asked().files
+        if seen:
+            files = prompt.shown.asked().files if prompt.shown else ()
             tokens, shown = seen(marked_pictures(prompt.row, source, len(files)), files, response)
         else:
             tokens = answered(prompt_conversation(prompt.row, source), response)

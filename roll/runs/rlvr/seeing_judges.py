@@ -32,45 +32,58 @@ class AnsweredEncoder(Protocol):
         ...
 
 
-def seeing_scorer_encoder(
-    answered: AnsweredEncoder, sight: Sight
-) -> Callable[[Conversation, tuple[bytes, ...], str], tuple[Ints, Pictures]]:
-    """Return the function that converts a conversation with marks, the files of its pictures and a response to a
-    model's input.
+class SeeingScorerEncoder:
+    """Converts a conversation and its response to the input of a reward model that sees pictures."""
 
-    It raises TemplateFault if the template rejects the conversation, and PictureFault if the model cannot see a
-    picture, or if a text has the placeholder of pictures. Responses to one prompt after each other share its pixels.
-    """
+    def __init__(self, answered: AnsweredEncoder, sight: Sight) -> None:
+        self._answered, self._sight = answered, sight
+        self._seen = lru_cache(maxsize=1)(self._read)
+        self._last: Pictures | None = None
 
-    @lru_cache(maxsize=1)
-    def seen(files: tuple[bytes, ...]) -> tuple[list[str], tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        pictures = [*map(decoded, files)]
-        return [sight.expansion(picture) for picture in pictures], sight.pixels(pictures)
+    def __call__(
+        self, conversation: Conversation, files: tuple[bytes, ...], response: str
+    ) -> tuple[Ints, Pictures | None]:
+        """Return the tokens, and the pictures. Responses to one prompt that follow each other share its pixels.
 
-    last: list[Pictures] = []
+        Args:
+            conversation: messages whose texts have `MARK` for each picture.
+            files: the files of the pictures, in the order of their marks.
 
-    def encode(conversation: Conversation, files: tuple[bytes, ...], response: str) -> tuple[Ints, Pictures]:
-        expansions, pixels = seen(files)
-        marked = [
-            message | ({PICTURES: (PictureReference(),) * marks} if (marks := message["content"].count(MARK)) else {})
-            for message in conversation
-        ]
+        Raises:
+            TemplateFault: the template rejects the conversation.
+            PictureFault: the model cannot see a picture, or a text has the placeholder of pictures.
+        """
+        expansions, pixels = self._seen(files)
+        marked = [message | _references(message["content"].count(MARK)) for message in conversation]
 
         def with_placeholders(prompt: str) -> str:
-            if prompt.count(sight.token) != len(expansions):
-                raise _other_count(prompt, sight, len(expansions))
-            return expanded([prompt], sight.token, expansions)[0]
+            if prompt.count(self._sight.token) != len(files):
+                raise _other_count(prompt, self._sight, len(files))
+            return expanded([prompt], self._sight.token, expansions)[0]
 
-        tokens = answered(marked, response, with_placeholders)
-        found = sight.placed(pixels, tokens)
+        tokens = self._answered(marked, response, with_placeholders)
+        if pixels is None:
+            # Without this check, the features of other sequences of a micro-batch would not fit the placeholders.
+            if self._sight.token_id in tokens:
+                raise _other_count(response, self._sight, 0)
+            return tokens, None
+        found = self._sight.placed(pixels, tokens)
         if found is None:
-            raise _other_count(response, sight, 0)
-        if last and last[0].values is found.values and np.array_equal(last[0].starts, found.starts):
-            return tokens, last[0]
-        last[:] = [found]
-        return tokens, found
+            raise _other_count(response, self._sight, 0)
+        last = self._last
+        if last is None or last.values is not found.values or not np.array_equal(last.starts, found.starts):
+            self._last = last = found
+        return tokens, last
 
-    return encode
+    def _read(self, files: tuple[bytes, ...]) -> tuple[list[str], tuple[np.ndarray, np.ndarray, np.ndarray] | None]:
+        """Return the expansion of each picture, and the pixels of all; None without any."""
+        pictures = [*map(decoded, files)]
+        return [self._sight.expansion(one) for one in pictures], self._sight.pixels(pictures) if pictures else None
+
+
+def _references(pictures: int) -> dict[str, tuple[PictureReference, ...]]:
+    """Return the key by which a template writes the marks of a message as pictures."""
+    return {PICTURES: (PictureReference(),) * pictures} if pictures else {}
 
 
 def _other_count(text: str, sight: Sight, pictures: int) -> PictureFault:
@@ -100,8 +113,7 @@ def seeing_encoder(
     def encode(message: str, pictures: Sequence[str]) -> EncodedMessage:
         files = tuple(base64.b64decode(url.partition(",")[2]) for url in pictures)
         given = {"role": "user", "content": MARK * len(files) + message.replace(MARK, "")}
-        shown = {PICTURES: (PictureReference(),) * len(files)} if files else {}
-        text = render([given | shown], True)
+        text = render([given | _references(len(files))], True)
         if text.count(sight.token) != len(files):
             raise _other_count(text, sight, len(files))
         (whole,) = expanded([text], sight.token, [sight.expansion(decoded(file)) for file in files])

@@ -28,7 +28,7 @@ from roll.models.load import load_tokenizer
 from roll.rewards.judges.chat_api import ApiChat, ApiModel
 from roll.rewards.judges.judge import AnswerPattern, Judge, JudgeTemplate
 from roll.runs.rlvr.reward_models import answered_encoder, open_tokens, question_of
-from roll.runs.rlvr.seeing_judges import seeing_encoder, seeing_scorer_encoder, shown_urls, trial_picture
+from roll.runs.rlvr.seeing_judges import SeeingScorerEncoder, seeing_encoder, shown_urls, trial_picture
 from roll.types import Prompt, Sampling
 from tests import limits
 from tests.faults import assert_fault
@@ -41,15 +41,17 @@ ROWS: list[dict[str, Any]] = [
     {"asked": [{"role": "user", "content": "<image> or <image>?"}], "seen": ["1.png", "0.png"]},
     {"asked": [{"role": "user", "content": "Which?"}], "seen": "1.png"},
     {"asked": [{"role": "user", "content": "None?"}]},
+    {"asked": [{"from": "human", "value": [PICTURE, {"type": "text", "text": "Who?"}]}]},
 ]
 QUESTIONS = [
     "[picture 1]What?",
     "[picture 1] or [picture 2]?",
     "[picture 1]Which?",
     "None?",
+    "[picture 1]Who?",
     "See [picture 1][picture 2]",
 ]
-SHOWN = [["0.png"], ["1.png", "0.png"], ["1.png"], [], ["1.png", "0.png"]]
+SHOWN = [["0.png"], ["1.png", "0.png"], ["1.png"], [], ["0.png"], ["1.png", "0.png"]]
 SECTIONS = {"judged": RewardConfig.model_validate({"reward": "no_reward"})}
 
 
@@ -182,22 +184,21 @@ def test_scorer_receives_tokens_and_pictures_of_training(
     tokenizer = load_tokenizer(str(models[family]))
     sight = load_sight(str(models[family]), tokenizer)
     assert sight is not None
-    encode = seeing_scorer_encoder(answered_encoder(renderer("native", tokenizer), tokenizer, False), sight)
+    encode = SeeingScorerEncoder(answered_encoder(renderer("native", tokenizer), tokenizer, False), sight)
     pairs = [{**row, "chosen": "A cat.", "rejected": "A dog, or so."} for row in read_rows(tmp_path)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     columns = {"file_name": str(tmp_path / "pairs.jsonl"), "chosen": "chosen", "rejected": "rejected", **COLUMNS}
     data_args, limit = DataConfig.model_validate(columns), LengthLimits(500, 500)
     trained = prepare_examples(data_args, tokenizer, limit, "pairs", cache_folder=tmp_path / "cache", sight=sight)
     for number, prompt in enumerate(judged):
-        if prompt.shown is None:
-            continue
-        conversation = marked_pictures(prompt.row, data_args, len(prompt.shown.names))
+        files = prompt.shown.asked().files if prompt.shown else ()
+        conversation = marked_pictures(prompt.row, data_args, len(files))
         sequences = trained.example(number).sequences
-        files = prompt.shown.asked().files
         found = [encode(conversation, files, pairs[number][name]) for name in ("chosen", "rejected")]
         for (token_ids, shown), sequence in zip(found, sequences, strict=True):
-            assert token_ids.tolist() == sequence.token_ids.tolist() and sequence.shown is not None
-            for name in ("values", "rows", "grids", "starts", "counts"):
+            assert token_ids.tolist() == sequence.token_ids.tolist()
+            assert (shown is None) == (sequence.shown is None) == (not files)
+            for name in ("values", "rows", "grids", "starts", "counts") if files else ():
                 assert np.array_equal(getattr(shown, name), getattr(sequence.shown, name)), name
         assert found[0][1] is found[1][1], "responses to one prompt share its pixels"
         with pytest.raises(PictureFault, match="1 times"):
@@ -249,6 +250,6 @@ def test_template_without_pictures_is_refused_for_seeing_models(template: Any, m
     judge = seeing_encoder(render, partial(open_tokens, tokenizer=tokenizer, special_tokens=False), sight)
     with pytest.raises(ValueError, match="pictures|0 times"):
         judge("?", [data_url(trial_picture())])
-    scorer = seeing_scorer_encoder(answered_encoder(render, tokenizer, False), sight)
+    scorer = SeeingScorerEncoder(answered_encoder(render, tokenizer, False), sight)
     with pytest.raises(ValueError, match="pictures|0 times"):
         scorer([{"role": "user", "content": f"{MARK}?"}], (trial_picture(),), "!")
