@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
@@ -27,6 +28,7 @@ from roll.data import packing
 from roll.data.examples import Example, ExampleSequence
 from roll.engines.hf.settings import HfRewardSettings, HfScoreSettings
 from roll.engines.hf.strategy import HfScore
+from roll.models.load import add_lora
 from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.pictures import freeze_vision, is_of_vision
 from roll.models.value import load_scores
@@ -50,6 +52,7 @@ from tests.engines.seeing import (
     shares,
     updated,
 )
+from tests.engines.training import SEED
 from tests.tiers import collected, each
 
 CASES = [
@@ -60,7 +63,7 @@ CASES = [
         for stage in (2, 3)
     ),
     SeeingCase("qwen3_vl", 3, frozen="tower", kind="reward_model"),
-    SeeingCase("qwen2_5_vl", 3, lora=True, kind="dpo"),
+    *(SeeingCase("qwen2_5_vl", 3, lora=True, kind=kind) for kind in ("dpo", "reward_model")),
 ]
 QUICK = [
     SeeingCase("qwen2_5_vl", 3, kind="dpo"),
@@ -180,8 +183,9 @@ def plain_dpo(reference: Any, family: str, token: int) -> Callable[[Any], Tensor
 
 def padded_scores(model: Any, sequences: Sequences, family: str, token: int) -> Tensor:
     """Return the score of each sequence: the head's output for the state at its last token."""
-    states = model.base_model(**padded_inputs(sequences, family, token)).last_hidden_state
-    return states[torch.arange(len(sequences)), torch.from_numpy(sequences.lengths) - 1] @ model.score.weight[0]
+    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    states = whole.base_model(**padded_inputs(sequences, family, token)).last_hidden_state
+    return states[torch.arange(len(sequences)), torch.from_numpy(sequences.lengths) - 1] @ whole.score.weight[0]
 
 
 def plain_bradley_terry(family: str, token: int) -> Callable[[Any], Tensor]:
@@ -207,6 +211,9 @@ def plain_scorer(folder: Path, case: SeeingCase) -> Any:
     assert all(torch.equal(own[name], other[name]) for name in own.keys() & other.keys())
     nn.init.zeros_(scorer.score.weight)
     freeze_vision(scorer, case.frozen)
+    if case.lora:
+        scorer = add_lora(scorer, case.model_args, SEED)
+        scorer.get_base_model().score.requires_grad_(True)
     return scorer.double().eval()
 
 
