@@ -253,9 +253,7 @@ def test_updates_on_pairs_are_adamws(
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
-def test_kl_of_kto_is_that_of_prompts_with_pictures(
-    family: str, models: dict[str, Path], tokens: dict[str, int]
-) -> None:
+def test_kl_of_kto_counts_pictures_of_prompts(family: str, models: dict[str, Path], tokens: dict[str, int]) -> None:
     """Each prompt, with its pictures, is followed by the response to the next one."""
     token, given = tokens[family], [example.sequences[0] for example in pairs_of(family, tokens[family])]
     estimate = asyncio.run(
