@@ -18,6 +18,7 @@ from roll.types import (
     Ints,
     Metrics,
     NumberedCompletions,
+    Pictures,
     Sampling,
     Sequences,
     TensorSpec,
@@ -300,8 +301,11 @@ class RewardStrategy(Protocol):
         """Load the model."""
         ...
 
-    async def scores(self, sequences: Sequence[Ints]) -> list[float]:
-        """Return the score of each sequence, of two tokens or more, at its last token. Concurrent calls are batched."""
+    async def scores(self, sequences: Sequence[Ints], shown: Sequence[Pictures | None] = ()) -> list[float]:
+        """Return the score of each sequence, of two tokens or more, at its last token. Concurrent calls are batched.
+
+        `shown` are the pictures of each sequence, or nothing at all.
+        """
         ...
 
     async def offload(self) -> None:

@@ -209,24 +209,28 @@ class ExampleSet:
         gap = self._limits.gap(prompt, max(entry["response_tokens"], entry["rejected_tokens"]))
         if entry["pieces"]:
             turns = _cut(token_ids, _learnt_pieces(entry["pieces"], gap), gap)
-            return Example((self._with_pictures(entry, turns),), entry["value"])
+            return Example(self._with_pictures(entry, turns), entry["value"])
         learnt_from = 1 if self._learn_all else prompt
         start = int(self.starts[index])
         # Only raw text is longer than the limit without a gap.
         whole = token_ids[:first] if gap else token_ids[:first][start : start + self._limits.longest]
         chosen = _sequence(whole, learnt_from, gap)
         if not entry["rejected_tokens"]:
-            return Example((self._with_pictures(entry, chosen),), entry["value"])
+            return Example(self._with_pictures(entry, chosen), entry["value"])
         rejected = _sequence(np.concatenate([token_ids[:prompt], token_ids[first:]]), learnt_from, gap)
-        return Example((chosen, rejected), entry["value"])
+        return Example(self._with_pictures(entry, chosen, rejected), entry["value"])
 
-    def _with_pictures(self, entry: Mapping[str, Any], sequence: ExampleSequence) -> ExampleSequence:
-        """Return a sequence with the pictures of its row. Raises DataError if the file of one has changed."""
+    def _with_pictures(self, entry: Mapping[str, Any], *sequences: ExampleSequence) -> tuple[ExampleSequence, ...]:
+        """Return the sequences of a row with its pictures, which the two of a pair share. Raises DataError if the file
+        of one has changed.
+        """
         if self._sight is None or not entry["pictures"]:
-            return sequence
-        learnt = sequence.response_mask & (sequence.token_ids != self._sight.token_id)
-        shown = self._sight.shown(entry["pictures"], sequence.token_ids, place_of(entry, self._names))
-        return ExampleSequence(sequence.token_ids, learnt, shown)
+            return sequences
+        token = self._sight.token_id
+        shown = self._sight.shown(entry["pictures"], sequences[0].token_ids, place_of(entry, self._names))
+        return tuple(
+            ExampleSequence(one.token_ids, one.response_mask & (one.token_ids != token), shown) for one in sequences
+        )
 
 
 def _sequence(token_ids: Ints, learnt_from: int, gap: tuple[int, int] | None) -> ExampleSequence:
@@ -282,7 +286,7 @@ def prepare_examples(
         learn_all: whether to learn the tokens of the prompt too. For raw text this is always the case.
         part: the part of the rows to use; None uses all.
         embedded: see `check_ids`.
-        sight: how the model sees pictures, of which only `responses` and `turns` may have any. None: it sees none.
+        sight: how the model sees pictures. None: it sees none.
 
     Raises:
         DataError: some rows cannot be used (each fault names `file:row`), no row is left, or the tokenizer has no
@@ -396,9 +400,9 @@ def _read_texts(row: Mapping[str, Any], data_args: DataConfig, reading: Reading,
     if kind == "turns":
         return reading.turns(example_conversation(row, data_args, sees))
     if kind == "labelled":
-        conversation, desirable = labelled_conversation(row, data_args)
+        conversation, desirable = labelled_conversation(row, data_args, sees)
         return replace(reading.response(conversation), value=float(desirable))
-    chosen, rejected = map(reading.response, pair_conversations(row, data_args))
+    chosen, rejected = map(reading.response, pair_conversations(row, data_args, sees))
     return _compared(chosen, rejected, column_number(row, data_args.margin) if data_args.margin else 0.0)
 
 
@@ -471,8 +475,10 @@ def _compared(chosen: Texts, rejected: Texts, margin: float) -> Texts:
     prompt = min(chosen.prompt, rejected.prompt, key=len)
     if not (chosen.prompt.startswith(prompt) and rejected.prompt.startswith(prompt)):
         raise TemplateFault("the template renders the prompt differently for the chosen and the rejected response")
+    assert chosen.pictures == rejected.pictures, "the two responses of a pair answer the same prompt"
     better, worse = (one.prompt[len(prompt) :] + one.response for one in (chosen, rejected))
-    return Texts(prompt, better, worse, margin, remarks=tuple(dict.fromkeys((*chosen.remarks, *rejected.remarks))))
+    remarks = tuple(dict.fromkeys((*chosen.remarks, *rejected.remarks)))
+    return Texts(prompt, better, worse, margin, remarks=remarks, pictures=chosen.pictures)
 
 
 def _pieces(

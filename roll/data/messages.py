@@ -352,8 +352,8 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
 
 def _media(problem: str, at: str = "") -> MessageFault:
     remedy = (
-        "remove such rows, or describe the content in words; `pipeline: sft` and `pipeline: rlvr` read pictures as "
-        "parts of a content if the model sees them"
+        "remove such rows, or describe the content in words; the pipelines sft, dpo, reward_model and rlvr read "
+        "pictures as parts of a content if the model sees them"
     )
     return MessageFault(
         "images, video or audio",

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.utils.hub import cached_file
@@ -33,6 +33,8 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF")
 """Formats that are read, by Pillow's names."""
 CAMERAS = "MPO"
 """Name of the JPEG of some cameras. It has several pictures, and the first one is the photograph."""
+SENT = ("png", "jpeg", "webp")
+"""Formats that servers of models read, by the names of their media types."""
 LARGEST = 89_478_485
 """Largest number of pixels of a picture: the number above which Pillow suspects an attack."""
 WHITE = (255, 255, 255, 255)
@@ -73,6 +75,24 @@ def _check(opened: Image.Image) -> None:
     if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format != CAMERAS:
         problem = f"is a {opened.format} of {frames} pictures, and roll does not read videos"
         raise PictureFault(problem, "save one of them as a file of its own", "not_supported")
+
+
+def data_url(data: bytes) -> str:
+    """Return a picture's file as a `data:` URL for a model on a server, which must see what `decoded` returns.
+
+    A file that others may read differently (turned by its EXIF data, transparent, of 16 bits, or in another format) is
+    sent as the PNG of what `decoded` returns. Raises PictureFault as `decoded` does.
+    """
+    picture = decoded(data)
+    with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        is_turned = opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        is_plain = opened.mode == "RGB" and not opened.has_transparency_data and not is_turned
+        kind = str(opened.format).lower()
+    if kind not in SENT or not is_plain:
+        file, kind = io.BytesIO(), "png"
+        picture.save(file, kind)
+        data = file.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _rgb(picture: Image.Image) -> Image.Image:
@@ -235,11 +255,22 @@ class Sight:
         """
         if not stored:
             return None
-        values, rows, grids = self.pixels([decoded(_unchanged(one, place)) for one in stored])
-        tokens = np.array([one["tokens"] for one in stored], np.int64)
+        found = self.placed(self.pixels([decoded(_unchanged(one, place)) for one in stored]), token_ids)
+        assert found is not None, f"{place}: its pictures do not fit"
+        return found
+
+    def placed(self, pixels: tuple[np.ndarray, np.ndarray, np.ndarray], token_ids: Ints) -> Pictures | None:
+        """Return the pictures of one sequence. None if it has other placeholders than they need.
+
+        Args:
+            pixels: those that `pixels` returns for one or more pictures.
+            token_ids: [T], the tokens of the sequence.
+        """
+        values, rows, grids = pixels
+        tokens = rows * self.tile_tokens if self.model_type in TILED else grids.prod(axis=1)
         placeholders = np.flatnonzero(token_ids == self.token_id)
-        expected = rows * self.tile_tokens if self.model_type in TILED else grids.prod(axis=1)
-        assert (expected == tokens).all() and len(placeholders) == tokens.sum(), f"{place}: its pictures do not fit"
+        if len(placeholders) != tokens.sum():
+            return None
         starts = placeholders[np.cumsum(tokens) - tokens]
         return Pictures(values, rows, grids, starts, np.array([len(tokens)], np.int64))
 

@@ -11,6 +11,7 @@ from roll.data.json_text import parsed
 from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_message_keys
 from roll.data.picture_parts import (
     MARK,
+    PICTURES,
     REMEDY,
     PictureFault,
     PictureReference,
@@ -170,9 +171,14 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: boo
         RowFault: a column is missing, empty or of the wrong type, or the last message is not one that the policy can
             answer; or there are more or fewer pictures than places for them.
     """
+    conversation = _asked(row, data_args, sees)
+    return _with_pictures(conversation, row, data_args) if sees else conversation
+
+
+def _asked(row: Mapping[str, Any], data_args: DataConfig, sees: bool) -> Conversation:
+    """Return the messages of a prompt. The pictures of `data_args.images` are not in place yet."""
     if data_args.messages is None:
-        conversation = _prompt(row, data_args)
-        return _with_pictures(conversation, row, data_args) if sees else conversation
+        return _prompt(row, data_args)
     conversation = _messages(row, data_args.messages, sees=sees)
     if conversation[-1]["role"] not in ("user", "tool"):
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
@@ -182,7 +188,7 @@ def prompt_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: boo
             "end the list with the user's message that the policy should answer",
             "not_allowed",
         )
-    return _with_pictures(conversation, row, data_args) if sees else conversation
+    return conversation
 
 
 def example_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: bool = False) -> Conversation:
@@ -221,7 +227,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: bo
 
 def _with_pictures(conversation: Conversation, row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
     """Return a conversation with the pictures of `data_args.images` in place. Raises RowFault if they do not fit."""
-    if data_args.messages is None and any(MARK in message["content"] for message in conversation):
+    if any(message["content"].count(MARK) != len(message.get(PICTURES, ())) for message in conversation):
         problem = f"a text has the character U+{ord(MARK):04X}, which Unicode reserves for internal use"
         raise RowFault("a reserved character", problem, "remove it from the text", "not_allowed")
     given = column_pictures(row, data_args.images) if data_args.images else []
@@ -257,30 +263,43 @@ def column_pictures(row: Mapping[str, Any], column: str) -> list[PictureReferenc
 def without_pictures(row: Mapping[str, Any], data_args: DataConfig) -> dict[str, Any]:
     """Return a row without the bytes of its pictures, for rewards and reports. Paths stay."""
     shown = [name for name in (data_args.messages, data_args.images) if name is not None and name in row]
-    return {**row, **{name: without_bytes(_parsed_list(row[name])) for name in shown}}
+    return {**row, **{name: without_bytes(parsed_list(row[name])) for name in shown}}
 
 
-def _parsed_list(value: Any) -> Any:
+def parsed_list(value: Any) -> Any:
     """Return the list in a column that holds the JSON text of one, or else its value."""
     return _parsed_or_none(value) or value if isinstance(value, str) and value.lstrip().startswith("[") else value
 
 
-def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, Conversation]:
+def pair_conversations(
+    row: Mapping[str, Any], data_args: DataConfig, sees: bool = False
+) -> tuple[Conversation, Conversation]:
     """Return two conversations with the same prompt: one with the chosen response, and one with the rejected response.
 
     With a column for the prompt, each response is a text, or a list with one message of the assistant. Without such a
     column, both columns of responses hold whole conversations that differ only in their last message, the assistant's.
 
+    Args:
+        sees: whether the model sees pictures; see `read_message`. All are then in place, the same ones in both.
+
     Raises:
         RowFault: see `prompt_conversation`; or a response is invalid.
     """
+    chosen, rejected = _pair(row, data_args, sees)
+    if not sees:
+        return chosen, rejected
+    return _with_pictures(chosen, row, data_args), _with_pictures(rejected, row, data_args)
+
+
+def _pair(row: Mapping[str, Any], data_args: DataConfig, sees: bool) -> tuple[Conversation, Conversation]:
+    """Return the two conversations of a pair. The pictures of `data_args.images` are not in place yet."""
     assert data_args.chosen is not None and data_args.rejected is not None, "the configuration was checked"
     columns = (data_args.chosen, data_args.rejected)
     if data_args.prompt is not None or data_args.messages is not None:
-        prompt = prompt_conversation(row, data_args)
-        chosen, rejected = ([*prompt, _answer(row, column)] for column in columns)
+        prompt = _asked(row, data_args, sees)
+        chosen, rejected = ([*prompt, _answer(row, column, sees)] for column in columns)
         return chosen, rejected
-    chosen, rejected = (_messages(row, column, may_be_empty=True) for column in columns)
+    chosen, rejected = (_messages(row, column, may_be_empty=True, sees=sees) for column in columns)
     if chosen[:-1] != rejected[:-1]:
         problem = f"'{columns[0]}' and '{columns[1]}' differ in more than their last message"
         raise RowFault(
@@ -301,8 +320,13 @@ def pair_conversations(row: Mapping[str, Any], data_args: DataConfig) -> tuple[C
     return chosen, rejected
 
 
-def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tuple[Conversation, bool]:
+def labelled_conversation(
+    row: Mapping[str, Any], data_args: DataConfig, sees: bool = False
+) -> tuple[Conversation, bool]:
     """Return a conversation that ends with the assistant's message, and whether that message is desirable.
+
+    Args:
+        sees: whether the model sees pictures; see `read_message`. All are then in place.
 
     Raises:
         RowFault: see `example_conversation`; or the label is neither true nor false.
@@ -319,8 +343,9 @@ def labelled_conversation(row: Mapping[str, Any], data_args: DataConfig) -> tupl
             "not_allowed",
         )
     if data_args.response is None:
-        return example_conversation(row, data_args), bool(label)
-    return [*prompt_conversation(row, data_args), _answer(row, data_args.response)], bool(label)
+        return example_conversation(row, data_args, sees), bool(label)
+    conversation = [*_asked(row, data_args, sees), _answer(row, data_args.response, sees)]
+    return _with_pictures(conversation, row, data_args) if sees else conversation, bool(label)
 
 
 def column_number(row: Mapping[str, Any], column: str) -> float:
@@ -338,7 +363,7 @@ def column_number(row: Mapping[str, Any], column: str) -> float:
     return float(value)
 
 
-def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
+def _answer(row: Mapping[str, Any], column: str, sees: bool) -> dict[str, Any]:
     """Return the assistant's message in a column. The column holds a text, which may be empty, or a list with that one
     message.
 
@@ -347,7 +372,7 @@ def _answer(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     value = _column(row, column)
     if isinstance(value, str) and not _holds_messages(value):
         return {"role": "assistant", "content": value}
-    messages = _messages(row, column, may_be_empty=True)
+    messages = _messages(row, column, may_be_empty=True, sees=sees)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
         remedy = "make it a text, or one message of the assistant; for pairs of conversations, set no prompt column"

@@ -15,10 +15,12 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils.hub import cached_file
 
 from roll.models.lora_variants import is_pissa
+from roll.models.seeing_classifiers import CLASSIFIERS
 
 FORMAT = {"format": "pt"}
 
@@ -51,6 +53,8 @@ def write_model(
     # model that started from a language model has those of the language model.
     if not model.config.architectures or not model.can_generate():
         model.config.architectures = [type(model).__name__]
+    if type(model) in CLASSIFIERS.values():
+        custom_object_save(model, folder, config=model.config)  # pyright: ignore[reportArgumentType]
     model.config.save_pretrained(folder)
     if model.can_generate():
         write_generation_config(folder, model.generation_config, tokenizer, ends)

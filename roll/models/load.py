@@ -241,11 +241,7 @@ def load_fixed_model(path: str, model_args: ModelConfig, packed: bool = True) ->
 
     Raises the same errors as `load_causal_model`.
     """
-    try:
-        sees_pictures = _sees(path, model_args)
-    except (OSError, ValueError):  # `load_causal_model` says what is wrong
-        sees_pictures = False
-    return (load_seeing_model if sees_pictures else load_causal_model)(path, model_args, packed)
+    return (load_seeing_model if sees_readably(path, model_args) else load_causal_model)(path, model_args, packed)
 
 
 def load_seeing_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
@@ -264,7 +260,7 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     if packed:
         flash = model_args.attn_implementation == "fa2" and torch.cuda.is_available() and find_spec("flash_attn")
         implementation = register_flash() if flash else attention.register_packed_kernel()
-    if kind is AutoModelForImageTextToText:
+    if kind is not AutoModelForCausalLM and sees_readably(path, model_args):
         implementation = {"": implementation, "text_config": implementation, "vision_config": "sdpa"}
     try:
         loaded = kind.from_pretrained(
@@ -281,7 +277,7 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
             unfit(path, OWN_ATTENTION)
         ) from error  # the model looks up attention implementations in its own table
     except (OSError, ValueError, SafetensorError) as error:
-        if "Unrecognized configuration class" in str(error) and _sees(path, model_args):
+        if "Unrecognized configuration class" in str(error) and sees_readably(path, model_args):
             raise DataError(_seeing(path)) from error
         raise DataError(unreadable(path, "model", error)) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -380,13 +376,17 @@ def unfit(path: str, why: str) -> Fault:
     return Fault("pretrain", f"the model '{path}' cannot be used: {why}", remedy, "unfit")
 
 
-def _sees(path: str, model_args: ModelConfig) -> bool:
-    return sees(AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code))
+def sees_readably(path: str, model_args: ModelConfig) -> bool:
+    """Return whether a model sees pictures; false if its configuration cannot be read, which is reported later."""
+    try:
+        return sees(AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code))
+    except (OSError, ValueError):
+        return False
 
 
 def _seeing(path: str) -> Fault:
-    problem = f"the model '{path}' sees pictures, and only SFT and RLVR train such models yet"
-    return Fault("pretrain", problem, "use pipeline: sft or rlvr, or a model of text alone", "unfit")
+    problem = f"the model '{path}' sees pictures, and teachers and students are models of text alone"
+    return Fault("pretrain", problem, "use a model of text alone", "unfit")
 
 
 def unreadable(path: str, what: str, error: Exception) -> Fault:

@@ -17,6 +17,8 @@ from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
 from roll.models.load import DTYPES, add_lora, load_tokenizer, pretrained, unreadable
 from roll.models.packed import PackedInputs, PackedModel
+from roll.models.pictures import freeze_vision, sees
+from roll.models.seeing_classifiers import register
 from roll.types import Bools, Ints
 
 HEAD = "score"
@@ -62,11 +64,16 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
     head is refused.
 
     Raises:
-        DataError: the model has no head and `new_head` is false; or see `load_causal_model`.
+        DataError: the model has no head and `new_head` is false, or its files lack other weights; or see
+            `load_causal_model`.
         ConfigError: see `load_causal_model`.
     """
+    register()
     kind, more = AutoModelForSequenceClassification, with_one_label(path, model_args)
     model, found = pretrained(kind, path, model_args, packed=True, output_loading_info=True, **more)
+    if lost := sorted(found["missing_keys"] - {f"{HEAD}.weight"}):
+        problem = f"the model '{path}' cannot be read: its files lack {len(lost)} of its weights, such as {lost[0]}"
+        raise DataError(Fault("pretrain", problem, "give a folder with all weights of the model", "unreadable"))
     if f"{HEAD}.weight" in found["missing_keys"]:
         if not new_head:
             raise DataError(no_reward_model(path, f"its weights have no head '{HEAD}'"))
@@ -76,6 +83,8 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
     # ZeRO-3 requires all trained parameters to have the same precision, and PEFT's adapters are fp32.
     dtype = torch.float32 if model_args.lora_target else DTYPES[model_args.dtype]
     setattr(model, HEAD, ValueHead(nn.Parameter(weight.to(dtype))))
+    if sees(model.config):
+        freeze_vision(model, model_args.freeze_vision)
     return model
 
 
@@ -140,7 +149,7 @@ class PackedScores(PackedValues):
 def load_scores(path: str, model_args: ModelConfig, seed: int) -> PackedScores:
     """Load a reward model for training. A language model gets a new head of 0. See `load_values` for errors."""
     scores = PackedScores(load_values(path, model_args, seed).model)
-    scores.causal.config.pad_token_id = pad_token(path, model_args)
+    scores.causal.config.get_text_config().pad_token_id = pad_token(path, model_args)
     return scores
 
 
@@ -169,7 +178,7 @@ def check_reward_model(path: str, model_args: ModelConfig) -> None:
 
 def pad_token(path: str, model_args: ModelConfig) -> int | None:
     """Return the id of the padding token of the model or, if it has none, of its tokenizer."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code).get_text_config()
     if config.pad_token_id is not None:
         return config.pad_token_id
     return load_tokenizer(path, model_args.trust_remote_code).pad_token_id  # pyright: ignore[reportReturnType]

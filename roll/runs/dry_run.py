@@ -18,7 +18,7 @@ from roll.config.derived.batch import has_pairs, learner
 from roll.config.derived.fixed_roles import model_reward
 from roll.config.load.on_disk import check_disk, held_out_data
 from roll.config.schema.model import DataConfig
-from roll.config.schema.offline import DpoConfig, OfflineConfig, SftConfig
+from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
@@ -101,7 +101,7 @@ def data_sets(config: Config) -> dict[str, DataConfig]:
 def may_see(config: Config) -> bool:
     """Return whether rows may show pictures: the model sees them, or its config.json is not known here."""
     shapes = check_disk(config).shapes.values()
-    return isinstance(config, SftConfig | RlvrConfig) and (not shapes or any(shape.vision for shape in shapes))
+    return not isinstance(config, DistillConfig) and (not shapes or any(shape.vision for shape in shapes))
 
 
 def row_reader(config: Config, data_args: DataConfig, sees: bool) -> RowReader:
@@ -157,10 +157,10 @@ def _read_example(row: Row, data_args: DataConfig, config: OfflineConfig, sees: 
         return f"the first is {_shown(column_text(row, data_args.text))}"
     template_arguments(row)
     if isinstance(config, DpoConfig) and not has_pairs(config):
-        conversation, is_desirable = labelled_conversation(row, data_args)
+        conversation, is_desirable = labelled_conversation(row, data_args, sees)
         return f"the first answers {_shown(conversation[-1]['content'])}, labelled {is_desirable}"
     if has_pairs(config):
-        chosen, rejected = pair_conversations(row, data_args)
+        chosen, rejected = pair_conversations(row, data_args, sees)
         if data_args.margin:
             column_number(row, data_args.margin)
         return f"the first prefers {_shown(chosen[-1]['content'])} to {_shown(rejected[-1]['content'])}"

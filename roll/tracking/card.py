@@ -90,12 +90,14 @@ def loading_call(export: Path, name: str, quantized_base: QuantizedBase | None =
         quantized_base: How the base was held in the training. An adapter needs it in the same form.
     """
     package, kind = model_class(export)
-    if quantized_base is None or not (export / "adapter_config.json").is_file():
-        return f'from {package} import {kind}; {kind}.from_pretrained("{name}")'
-    double = ", bnb_4bit_use_double_quant=True" if quantized_base == "nf4_double" else ""
-    held = f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"{double})'
-    imports = f"from {package} import {kind}; from transformers import BitsAndBytesConfig"
-    return f'{imports}; {kind}.from_pretrained("{name}", quantization_config={held})'
+    needed, imports = [f'"{name}"'], f"from {package} import {kind}"
+    if "auto_map" in _values_in(export / "config.json"):
+        needed.append("trust_remote_code=True")
+    if quantized_base is not None and (export / "adapter_config.json").is_file():
+        double = ", bnb_4bit_use_double_quant=True" if quantized_base == "nf4_double" else ""
+        needed.append(f'quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"{double})')
+        imports += "; from transformers import BitsAndBytesConfig"
+    return f"{imports}; {kind}.from_pretrained({', '.join(needed)})"
 
 
 def model_class(export: Path) -> tuple[str, str]:
@@ -105,12 +107,11 @@ def model_class(export: Path) -> tuple[str, str]:
     if is_adapter and (base := _values_in(adapter).get("base_model_name_or_path")):
         configured = config_file(base) or configured
     values = _values_in(configured)
+    if not is_adapter and "ForSequenceClassification" in "".join(values.get("architectures") or []):
+        return "transformers", "AutoModelForSequenceClassification"
     if sees_pictures(values.get("model_type")):  # also with an adapter, which transformers puts on the base
         return "transformers", "AutoModelForImageTextToText"
-    if is_adapter:
-        return "peft", "AutoPeftModelForCausalLM"
-    is_scorer = "ForSequenceClassification" in "".join(values.get("architectures") or [])
-    return "transformers", "AutoModelForSequenceClassification" if is_scorer else "AutoModelForCausalLM"
+    return ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
 
 
 def _values_in(file: Path) -> dict[str, Any]:

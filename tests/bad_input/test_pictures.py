@@ -13,7 +13,7 @@ from examples.tiny.make_shapes import write_shapes
 from roll.api import load_config
 from roll.config.plan.plan import make_plan
 from roll.errors import ConfigError, DataError
-from roll.runs.offline.wiring import prepare_sft
+from roll.runs.offline.wiring import prepare_dpo, prepare_sft
 from tests.faults import assert_fault
 
 
@@ -39,17 +39,45 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
     return plan
 
 
-@pytest.mark.parametrize("name", ["tiny_dpo", "tiny_reward_model", "tiny_distill"])
-def test_other_pipelines_refuse_seeing_model(name: str, refused: Callable[..., ConfigError]) -> None:
-    assert_fault(refused(name, "pretrain=output/tiny/seeing").faults, "pretrain", "not_supported", "pictures", "sft")
+def test_distillation_refuses_seeing_model(refused: Callable[..., ConfigError]) -> None:
+    faults = refused("tiny_distill", "pretrain=output/tiny/seeing").faults
+    assert_fault(faults, "pretrain", "not_supported", "pictures", "sft")
 
 
-@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_distill", "student")])
-def test_other_pipelines_refuse_column_of_pictures(name: str, role: str, refused: Callable[..., ConfigError]) -> None:
+def test_distillation_refuses_column_of_pictures(refused: Callable[..., ConfigError]) -> None:
+    words = ("++student.data_args.images=seen", "++student.model_args.freeze_vision=all")
+    faults = refused("tiny_distill", "pretrain=blind", *words).faults
+    assert_fault(faults, "student.data_args.images", "not_supported", "'seen'", "pipeline: sft")
+    assert_fault(faults, "student.model_args.freeze_vision", "not_supported", "'all'", "pipeline: sft")
+
+
+@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_reward_model", "reward_train")])
+def test_blind_model_of_pairs_refuses_keys_of_pictures(
+    name: str, role: str, refused: Callable[..., ConfigError]
+) -> None:
     words = (f"++{role}.data_args.images=seen", f"++{role}.model_args.freeze_vision=all")
-    faults = refused(name, "pretrain=blind", *words).faults
-    assert_fault(faults, f"{role}.data_args.images", "not_supported", "'seen'", "pipeline: sft")
-    assert_fault(faults, f"{role}.model_args.freeze_vision", "not_supported", "'all'", "pipeline: sft")
+    faults = refused(name, "pretrain=blind", f"++{role}.model_args.lora_target=null", *words).faults
+    assert_fault(faults, f"{role}.data_args.images", "no_effect", "'seen'", "qwen2_5_vl")
+    assert_fault(faults, f"{role}.model_args.freeze_vision", "no_effect", "'all'", "qwen2_5_vl")
+
+
+@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_reward_model", "reward_train")])
+def test_unsupported_key_of_pairs_with_pictures(name: str, role: str, refused: Callable[..., ConfigError]) -> None:
+    faults = refused(name, "pretrain=output/tiny/seeing", "+deepspeed_zero3.sequence_parallel_size=2").faults
+    place = f"{role}.strategy_args.strategy_config.sequence_parallel_size"
+    assert_fault(faults, place, "not_supported", "2, but the model sees", "remove")
+
+
+def test_blind_reference_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    role = "{model_args: {model_name_or_path: blind, dtype: fp32}, strategy_args: {strategy_name: hf_infer}}"
+    row = {"prompt": "What?", "response": "A.", "rejected": "B."}
+    Path("pairs.jsonl").write_text(json.dumps(row) + "\n")
+    words = ("pretrain=output/tiny/seeing", f"+reference={role}", "actor_train.data_args.file_name=pairs.jsonl")
+    config = load_config("tiny_dpo", [*words, "++actor_train.model_args.lora_target=null"])
+    with pytest.raises(DataError) as caught:
+        prepare_dpo(config)  # type: ignore[arg-type]
+    assert_fault(caught.value.faults, "reference.model_args.model_name_or_path", "unfit", "", "same")
 
 
 UNSUPPORTED = {
@@ -69,10 +97,12 @@ def test_key_that_is_not_supported_with_pictures(key: str, refused: Callable[...
 
 TEACHER = "{model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}}"
 ENVIRONMENT = "{environment: frozen_lake, tasks: 8}"
-JUDGE = "{reward: llm_judge, judge_model_type: api, judge_api_url: 'http://127.0.0.1:9/v1', judge_model_name: j}"
+SCORER = "{reward: reward_model, model_args: {model_name_or_path: blind}, strategy_args: {strategy_name: hf_infer}}"
+API = "reward: llm_judge, judge_model_type: api, judge_api_url: 'http://127.0.0.1:9/v1', judge_model_name: j"
+SERVED = "reward: llm_judge, judge_model_type: inference, strategy_args: {strategy_name: hf_infer}"
 NOT_IN_RLVR = {
     "environments.lake": (f"+environments.lake={ENVIRONMENT}",),
-    "rewards.judged": (f"+rewards.judged={JUDGE}",),
+    "rewards.scored": (f"+rewards.scored={SCORER}",),
     "teacher": (f"+teacher={TEACHER}",),
     "critic": ("adv_estimator=gae", "+critic={strategy_args: ${actor_train.strategy_args}}"),
     "curriculum.replay": ("+curriculum={replay: {}}",),
@@ -88,6 +118,60 @@ NOT_IN_RLVR = {
 def test_part_of_rlvr_that_sees_no_pictures(place: str, refused: Callable[..., ConfigError]) -> None:
     faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", *NOT_IN_RLVR[place]).faults
     assert_fault(faults, place, "not_supported", "", "")
+
+
+SEEING = "judge_sees_pictures: true"
+
+
+def test_blind_judge_that_should_see_is_refused(refused: Callable[..., ConfigError]) -> None:
+    judge = f"+rewards.judged={{{SERVED}, model_args: {{model_name_or_path: blind}}, {SEEING}}}"
+    faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", judge).faults
+    assert_fault(faults, "rewards.judged.judge_sees_pictures", "contradiction", "the judge's model", "qwen2_5_vl")
+
+
+SCORING = "reward: reward_model, model_args: {model_name_or_path: output/tiny/seeing}"
+
+
+def test_seeing_reward_model_of_blind_policy_is_refused(refused: Callable[..., ConfigError]) -> None:
+    words = ("pretrain=blind", f"+rewards.scored={{{SCORING}, strategy_args: {{strategy_name: hf_infer}}}}")
+    faults = refused("tiny_rlvr_pictures", *words).faults
+    place = "rewards.scored.model_args.model_name_or_path"
+    assert_fault(faults, place, "not_supported", "the policy sees none", "text alone")
+
+
+def test_seeing_reward_model_in_vllm_is_refused(refused: Callable[..., ConfigError]) -> None:
+    words = ("pretrain=output/tiny/seeing", f"+rewards.scored={{{SCORING}, strategy_args: {{strategy_name: vllm}}}}")
+    faults = refused("tiny_rlvr_pictures", *words).faults
+    assert_fault(faults, "rewards.scored.strategy_args.strategy_name", "not_supported", "vllm", "use hf_infer")
+
+
+def test_judge_of_blind_policy_sees_nothing(refused: Callable[..., ConfigError]) -> None:
+    words = ("pretrain=blind", f"+rewards.judged={{{API}, {SEEING}}}")
+    faults = refused("tiny_rlvr_pictures", *words).faults
+    assert_fault(faults, "rewards.judged.judge_sees_pictures", "no_effect", "the policy sees no", "remove it")
+
+
+def test_seeing_judge_that_should_not_see_is_refused(refused: Callable[..., ConfigError]) -> None:
+    judge = f"+rewards.judged={{{SERVED}, model_args: {{model_name_or_path: output/tiny/seeing}}}}"
+    faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", judge).faults
+    place = "rewards.judged.model_args.model_name_or_path"
+    assert_fault(faults, place, "not_supported", "judge_sees_pictures", "a model of text alone")
+
+
+def test_key_of_judge_is_unread_by_other_rewards(refused: Callable[..., ConfigError]) -> None:
+    faults = refused("tiny_rlvr_pictures", "pretrain=output/tiny/seeing", "++rewards.shapes.judge_sees_pictures=true")
+    assert_fault(faults.faults, "rewards.shapes.judge_sees_pictures", "unread", "is a function", "llm_judge")
+
+
+@pytest.mark.parametrize(("more", "warned"), [("", 1), (f", {SEEING}", 0)])
+def test_judge_that_sees_no_pictures_is_said_once(
+    more: str, warned: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    words = ["pretrain=output/tiny/seeing", f"+rewards.judged={{{API}{more}}}", "dry_run=true"]
+    plan = make_plan(load_config("tiny_rlvr_pictures", words))
+    said = [one for one in plan.warnings if "does not see the pictures" in one]
+    assert len(said) == warned and all("rewards.judged" in one for one in said)
 
 
 def test_replay_with_pictures_is_refused(refused: Callable[..., ConfigError], folder: Path) -> None:
@@ -132,7 +216,7 @@ def test_blind_model_refuses_rows_of_pictures(folder: Path, monkeypatch: pytest.
     config = load_config("tiny_pictures", ["pretrain=blind", "sft_train.data_args.template=raw"])
     with pytest.raises(DataError) as caught:
         prepare_sft(config)  # type: ignore[arg-type]
-    assert_fault(caught.value.faults, "train.jsonl:1", "not_supported", "'image'", "pipeline: sft")
+    assert_fault(caught.value.faults, "train.jsonl:1", "not_supported", "'image'", "sft, dpo, reward_model")
 
 
 def test_plan_counts_tower_and_pixels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
 from examples.tiny.make_seeing_model import MERGE, TILE, TILED, build_processor
-from roll.algorithms.losses import NegativeLogLikelihood
-from roll.backend import MicroBatch, Rank
+from roll.algorithms.losses import Loss, NegativeLogLikelihood
+from roll.algorithms.preference import BradleyTerry, Dpo, PreferenceLoss
+from roll.backend import MicroBatch, Rank, TrainStepResult
+from roll.backend_settings import ModelLoader
 from roll.config.schema.model import FrozenVision, ModelConfig
 from roll.data import packing
 from roll.models.load import add_lora, load_seeing_policy
 from roll.models.pictures import freeze_vision
+from roll.models.value import load_scores
 from roll.training.deepspeed.settings import TrainSettings
 from roll.types import Pictures, Sequences, TrainBatch
 from tests.engines.training import (
@@ -43,6 +46,13 @@ ON_ONE_RANK = ([[0, 2], [3]], [[1], []])
 """By rank, the sequences of each micro-batch: only the first rank has pictures, and the second one a filler."""
 SHOWN: Sequence[Sequence[tuple[int, int]]] = ([(40, 24)], [], [(17, 90), (96, 30), (16, 16)], [(64, 64), (33, 47)])
 """By sequence, the width and height of each picture."""
+BETA, SMOOTHING = 0.5, 0.1
+KINDS: dict[str, tuple[ModelLoader, Loss, str]] = {
+    "sft": (load_seeing_policy, NegativeLogLikelihood(), "token-mean"),
+    "dpo": (load_seeing_policy, PreferenceLoss(Dpo(BETA, SMOOTHING)), "seq-mean-token-mean"),
+    "reward_model": (load_scores, BradleyTerry(), "seq-mean-token-mean"),
+}
+"""What learns from pictures: how its model is loaded, its loss, and how losses of tokens are aggregated."""
 NOTHING: tuple[Any, Any, Any] = (None, np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
 
 
@@ -55,11 +65,19 @@ class SeeingCase:
     frozen: FrozenVision = "none"
     lora: bool = False
     checkpointing: str = "all"
+    kind: str = "sft"
+    """Key of `KINDS`."""
 
     @property
     def name(self) -> str:
         parts = [self.family, f"ZeRO-{self.stage}", "LoRA" if self.lora else f"frozen_{self.frozen}"]
-        return "-".join(parts + [self.checkpointing] * (self.checkpointing != "all"))
+        parts += [self.checkpointing] * (self.checkpointing != "all") + [self.kind] * (self.kind != "sft")
+        return "-".join(parts)
+
+    @property
+    def batch(self) -> str:
+        """Name of the batch that the case is trained on."""
+        return f"{self.family}-{self.kind}"
 
     @property
     def model_args(self) -> ModelConfig:
@@ -75,6 +93,8 @@ class Seen:
     first: dict[str, Tensor]
     second: dict[str, Tensor]
     resumed: dict[str, Tensor]
+    metrics: TrainStepResult
+    """Metrics of the first update."""
 
 
 def pictures_of(family: str, sizes: Sequence[tuple[int, int]], seed: int) -> tuple[Any, np.ndarray, np.ndarray]:
@@ -111,9 +131,11 @@ def batch_of(family: str, token: int, shown_sizes: Sequence[Sequence[tuple[int, 
     return TrainBatch(sequences, nothing, None, np.full(len(nothing), -1, np.int32))
 
 
-def shares(batch: TrainBatch, by_rank: Sequence[Sequence[Sequence[int]]]) -> list[list[MicroBatch]]:
-    """Return the micro-batches of each rank, in which the loss is the mean over all tokens of the batch."""
-    weights = packing.loss_weights(batch.sequences, "token-mean")
+def shares(
+    batch: TrainBatch, by_rank: Sequence[Sequence[Sequence[int]]], mode: str = "token-mean"
+) -> list[list[MicroBatch]]:
+    """Return the micro-batches of each rank. By default, the loss is the mean over all tokens of the batch."""
+    weights = packing.loss_weights(batch.sequences, mode)
     return [
         [
             MicroBatch(packing.take_sequences(batch, own), packing.select_tokens(weights, batch.sequences, own))
@@ -129,13 +151,14 @@ def updated(
     """Make two updates for each case, and the second one again from the checkpoint after the first. Then export."""
     out = []
     for case in cases:
-        made = settings(Case(case.stage, case.lora), models[case.family], SEED, load_seeing_policy)
+        load, loss, _ = KINDS[case.kind]
+        made = settings(Case(case.stage, case.lora), models[case.family], SEED, load)
         chosen = dataclasses.replace(made, model_args=case.model_args, total_updates=TOTAL_UPDATES)
         site = folder / case.name
         site.mkdir(parents=True, exist_ok=True)
-        update = [work[case.family][rank.rank]]
-        first, second = _two_updates(chosen, rank, update, site)
-        out.append(Seen(first, second, _second_again(chosen, rank, update, site)))
+        update = [work[case.batch][rank.rank]]
+        first, second, metrics = _two_updates(chosen, rank, update, loss, site)
+        out.append(Seen(first, second, _second_again(chosen, rank, update, loss, site), metrics))
     return out
 
 
@@ -143,21 +166,21 @@ def updated(
 
 
 def _two_updates(
-    chosen: TrainSettings, rank: Rank, update: Any, site: Path
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    chosen: TrainSettings, rank: Rank, update: Any, loss: Loss, site: Path
+) -> tuple[dict[str, Tensor], dict[str, Tensor], TrainStepResult]:
     with trainer_of(chosen, rank) as strategy:
-        strategy.train_step(update, NegativeLogLikelihood(), 1.0, 0)
+        metrics = strategy.train_step(update, loss, 1.0, 0)
         first = tensors_of(strategy, False, site)
         strategy.save(site / "states")
-        strategy.train_step(update, NegativeLogLikelihood(), 1.0, 1)
+        strategy.train_step(update, loss, 1.0, 1)
         strategy.export(site / "export")
-        return first, tensors_of(strategy, False, site)
+        return first, tensors_of(strategy, False, site), metrics
 
 
-def _second_again(chosen: TrainSettings, rank: Rank, update: Any, site: Path) -> dict[str, Tensor]:
+def _second_again(chosen: TrainSettings, rank: Rank, update: Any, loss: Loss, site: Path) -> dict[str, Tensor]:
     with trainer_of(chosen, rank) as strategy:
         strategy.load(site / "states")
-        strategy.train_step(update, NegativeLogLikelihood(), 1.0, 1)
+        strategy.train_step(update, loss, 1.0, 1)
         return tensors_of(strategy, False, site)
 
 
@@ -201,9 +224,13 @@ def plain_model(folder: Path, case: SeeingCase) -> Any:
     return (add_lora(model, case.model_args, SEED) if case.lora else model).double().eval()
 
 
-def plain_updates(folder: Path, case: SeeingCase, batch: TrainBatch, token: int) -> list[dict[str, Tensor]]:
-    """Return the weights after each of two updates on the whole batch, with any adapter merged."""
-    model = plain_model(folder, case)
+def plain_likelihood(batch: TrainBatch, family: str, token: int) -> Callable[[Any], Tensor]:
+    """Return the loss of SFT on the whole batch, as a function of the model."""
+    return lambda model: -padded_log_probs(model, batch.sequences, family, token).mean()
+
+
+def plain_updates(model: Any, loss_of: Callable[[Any], Tensor]) -> list[dict[str, Tensor]]:
+    """Return the weights after each of two updates, with any adapter merged."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [{"params": [each], "weight_decay": WEIGHT_DECAY if each.ndim >= 2 else 0.0} for each in trained]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=ADAM_EPSILON)
@@ -212,7 +239,7 @@ def plain_updates(folder: Path, case: SeeingCase, batch: TrainBatch, token: int)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * (1 - number / TOTAL_UPDATES)
         optimizer.zero_grad()
-        (-padded_log_probs(model, batch.sequences, case.family, token).mean()).backward()
+        loss_of(model).backward()
         nn.utils.clip_grad_norm_(trained, MAX_GRAD_NORM)
         optimizer.step()
         whole = copy.deepcopy(model)

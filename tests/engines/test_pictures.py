@@ -25,6 +25,7 @@ from tests.engines.seeing import (
     Seen,
     batch_of,
     padded_log_probs,
+    plain_likelihood,
     plain_model,
     plain_updates,
     shares,
@@ -79,7 +80,7 @@ def outcomes(
 ) -> Outcomes:
     """Return the results of all cases of the tier on two ranks, of which only the first has pictures."""
     cases = collected(request, CASES, QUICK)
-    work = {family: shares(batch, ON_ONE_RANK) for family, batch in batches.items()}
+    work = {SeeingCase(family, 0).batch: shares(batch, ON_ONE_RANK) for family, batch in batches.items()}
     by_rank = run_ranks(updated, 2, folder, cases, models, work, folder)
     return {case: [seen[number] for seen in by_rank] for number, case in enumerate(cases)}
 
@@ -128,7 +129,8 @@ def test_updates_are_adamws_with_pictures_on_one_rank(
     batches: dict[str, TrainBatch],
     tokens: dict[str, int],
 ) -> None:
-    expected = plain_updates(models[case.family], case, batches[case.family], tokens[case.family])
+    loss_of = plain_likelihood(batches[case.family], case.family, tokens[case.family])
+    expected = plain_updates(plain_model(models[case.family], case), loss_of)
     own = outcomes[case][0]
     assert_close(own.first, expected[0], 1e-5)
     assert_close(own.second, expected[1], 3e-5)

@@ -38,7 +38,8 @@ SERVED = (
 READ = {
     "api": {"judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score", "generating_args"}
     | {key for key in ModelRewardKeys.model_fields if key.startswith("judge_")},
-    "inference": {*SERVED, "generating_args", "judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score"},
+    "inference": {*SERVED, "generating_args", "judge_model_type", "judge_prompt", "judge_pattern", "judge_max_score"}
+    | {"judge_sees_pictures"},
     "scorer": {*SERVED},
 }
 """By kind of reward model: the keys that it reads, apart from those that every reward reads."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.batch import learner
-from roll.config.derived.fixed_roles import model_reward, teacher_roles
+from roll.config.derived.fixed_roles import PREFIX, model_reward, reward_roles, teacher_roles
 from roll.config.derived.methods import replays
-from roll.config.derived.model_shape import ModelShape
+from roll.config.derived.model_shape import PATCHED, TILED, ModelShape
 from roll.config.derived.placement import model_roles, sends_adapter
 from roll.config.derived.sight import blind_faults, unread_tower
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
-from roll.config.schema.offline import SftConfig
+from roll.config.schema.model_rewards import JUDGE
+from roll.config.schema.offline import DistillConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import RoleConfig
+from roll.config.schema.roles import RoleConfig, ScorerConfig
 from roll.errors import Fault
+
+OTHERS = "use pipeline: sft, dpo, reward_model or rlvr"
+"""Remedy in a pipeline that trains no models that see pictures."""
 
 
 def picture_key_faults(config: Config) -> Iterator[Fault]:
@@ -26,9 +30,9 @@ def picture_key_faults(config: Config) -> Iterator[Fault]:
     if learning.data_args:
         given[f"{own}.data_args"] = learning.data_args
     for where, columns in given.items():
-        if columns.images and not isinstance(config, SftConfig | RlvrConfig):
+        if columns.images and isinstance(config, DistillConfig):
             problem = f"'{columns.images}', but pipeline {config.pipeline} reads no pictures yet"
-            yield Fault(f"{where}.images", problem, "remove it, or use pipeline: sft or rlvr", "not_supported")
+            yield Fault(f"{where}.images", problem, f"remove it, or {OTHERS}", "not_supported")
         elif columns.images and columns.text:
             problem = f"'{columns.images}', but text is '{columns.text}', which is trained on as it is"
             yield Fault(f"{where}.images", problem, "set only one of the two", "exclusive")
@@ -37,9 +41,9 @@ def picture_key_faults(config: Config) -> Iterator[Fault]:
         if "freeze_vision" not in model.model_fields_set:
             continue
         where = f"{name}.model_args.freeze_vision"
-        if not isinstance(config, SftConfig | RlvrConfig):
+        if isinstance(config, DistillConfig):
             problem = f"'{model.freeze_vision}', but pipeline {config.pipeline} trains no model that sees pictures yet"
-            yield Fault(where, problem, "remove it, or use pipeline: sft or rlvr", "not_supported")
+            yield Fault(where, problem, f"remove it, or {OTHERS}", "not_supported")
         elif model.lora_target and model.freeze_vision != "all":
             problem = f"'{model.freeze_vision}', but lora_target is {model.lora_target}, which freezes all of the model"
             yield Fault(where, problem, "remove it, or remove lora_target", "contradiction")
@@ -58,34 +62,37 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
                 yield from blind_faults(config)
             continue
         if shapes[name].vision is None:
-            yield from blind_faults(config) if name == learning and isinstance(config, SftConfig | RlvrConfig) else ()
-        elif not isinstance(config, SftConfig | RlvrConfig):
+            yield from blind_faults(config) if name == learning and not isinstance(config, DistillConfig) else ()
+        elif isinstance(config, DistillConfig):
             problem = f"it sees pictures, and pipeline {config.pipeline} does not support such models yet"
-            remedy = "use pipeline: sft or rlvr, or a model of text alone"
+            remedy = f"{OTHERS}, or a model of text alone"
             yield Fault(_model_key(name, role), problem, remedy, "not_supported")
-        elif isinstance(config, RlvrConfig) and name not in SEEING:
-            problem = f"it sees pictures, which only {', '.join(SEEING)} may"
+        elif isinstance(config, RlvrConfig) and isinstance(role, ScorerConfig):
+            yield from _seeing_scorer(name, role, learning in shapes and shapes[learning].vision is None)
+        elif isinstance(config, RlvrConfig) and name not in (*SEEING, *seeing_judges(config)):
+            problem = f"it sees pictures, which only {', '.join(SEEING)}, reward models, and judges with "
+            problem += "judge_sees_pictures may"
             yield Fault(_model_key(name, role), problem, "use a model of text alone", "not_supported")
         else:
             yield from _unsupported(name, role)
-    if isinstance(config, RlvrConfig) and learning in shapes and shapes[learning].vision is not None:
-        yield from _not_in_rlvr(config)
+    if isinstance(config, RlvrConfig) and learning in shapes:
+        yield from _not_in_rlvr(config, shapes) if shapes[learning].vision else _unseeing(config)
+        yield from _blind_judges(config, shapes)
 
 
 SEEING = ("actor_train", "actor_infer", "reference")
 """Roles of RLVR whose model may see pictures."""
 
 
-def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
+def _not_in_rlvr(config: RlvrConfig, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:
     """Yield faults of the parts of RLVR that do not work with a policy that sees pictures."""
     text = "use a model of text alone"
     environments = [f"environments.{domain}" for domain in config.environments]
-    judges = [
-        f"rewards.{domain}" for domain, reward in config.rewards.items() if model_reward(domain, reward) is not None
-    ]
+    scorers = [name for name, role in reward_roles(config).items() if isinstance(role, ScorerConfig)]
+    blind = [name for name in scorers if name in shapes and shapes[name].vision is None]
     found = {
         **dict.fromkeys(environments, "it is an environment, whose conversations have no pictures"),
-        **dict.fromkeys(judges, "it is scored by a model, which would not see the pictures"),
+        **dict.fromkeys(blind, "it is scored by a reward model that would not see the pictures"),
         **dict.fromkeys(teacher_roles(config), "it is a teacher, which would not see the pictures"),
         **({"critic": "it is a critic, which would not see the pictures"} if config.critic else {}),
         **({"self_distillation": "its teacher would not see the pictures"} if config.self_distillation else {}),
@@ -104,6 +111,49 @@ def _not_in_rlvr(config: RlvrConfig) -> Iterator[Fault]:
     if config.actor_infer.strategy_args.traits.servers is not None:
         problem = f"{config.actor_infer.strategy_args.strategy_name}, but pictures are not sent to other servers yet"
         yield Fault("actor_infer.strategy_args.strategy_name", problem, "use vllm or hf_infer", "not_supported")
+
+
+def _seeing_scorer(name: str, role: ScorerConfig, policy_is_blind: bool) -> Iterator[Fault]:
+    """Yield faults of a reward model that sees pictures."""
+    if policy_is_blind:
+        problem = "it sees pictures, but the policy sees none"
+        yield Fault(_model_key(name, role), problem, "use a model of text alone", "not_supported")
+    elif role.strategy_args.traits.own_kernels:
+        problem = f"{role.strategy_args.strategy_name}, but its classifiers were not tried with pictures"
+        yield Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer", "not_supported")
+    else:
+        yield from _unsupported(name, role)
+
+
+def seeing_judges(config: RlvrConfig) -> list[str]:
+    """Return the names of the rewards whose judge is to see the pictures of prompts."""
+    return [f"{PREFIX}{domain}" for domain, reward in config.rewards.items() if reward.judge_sees_pictures]
+
+
+def _unseeing(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of judges that are to see pictures, although the policy sees none."""
+    for where in seeing_judges(config):
+        problem = "true, but the policy sees no pictures, so that no prompt shows any"
+        yield Fault(f"{where}.judge_sees_pictures", problem, "remove it", "no_effect")
+
+
+def _blind_judges(config: RlvrConfig, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:
+    """Yield faults of judges that are to see pictures with a model that the run serves and that sees none."""
+    for where in seeing_judges(config):
+        if where in shapes and shapes[where].vision is None:
+            problem = "true, but the judge's model sees no pictures"
+            remedy = f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED))})"
+            yield Fault(f"{where}.judge_sees_pictures", problem, remedy, "contradiction")
+
+
+def picture_warnings(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[str]:
+    """Yield a warning for each judge that reads only the text of prompts with pictures."""
+    if not isinstance(config, RlvrConfig) or "actor_train" not in shapes or shapes["actor_train"].vision is None:
+        return
+    for domain, reward in config.rewards.items():
+        if model_reward(domain, reward) == JUDGE and not reward.judge_sees_pictures:
+            said = "the judge does not see the pictures of prompts, but only their names, such as [picture 1]"
+            yield f"{PREFIX}{domain}: {said}; set judge_sees_pictures=true if its model sees pictures"
 
 
 def _model_key(name: str, role: RoleConfig) -> str:

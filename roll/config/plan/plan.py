@@ -8,7 +8,7 @@ from typing import Literal
 
 from roll.config.checks.backends import backend_faults, backend_needs, backend_warnings
 from roll.config.checks.experiment import experiment_faults, experiment_notes, experiment_warnings, uses_reference
-from roll.config.checks.pictures import seeing_faults
+from roll.config.checks.pictures import picture_warnings, seeing_faults
 from roll.config.checks.quantized import quantized_faults
 from roll.config.derived.batch import BatchPlan, batch_faults, batch_warnings, plan_batch
 from roll.config.derived.domains import ENVIRONMENTS
@@ -79,7 +79,7 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     faults += [*variable_faults(config), *found.faults, *backend_faults(config, found.shapes)]
     faults += [*seeing_faults(config, found.shapes), *quantized_faults(config, found.shapes)]
     warnings = [*placement_warnings(config), *batch_warnings(config), *experiment_warnings(config)]
-    warnings += [*backend_warnings(config), *found.warnings]
+    warnings += [*backend_warnings(config), *picture_warnings(config, found.shapes), *found.warnings]
     missing = [*found.missing, *backend_needs(config, found.shapes)]
     if config.dry_run:
         warnings += [f"{fault.place}: {fault.problem}; {fault.remedy}" for fault in missing]

@@ -77,7 +77,9 @@ def picture_faults(values: Mapping[str, Any]) -> list[Fault]:
             problem = f"{printable(value)}: roll takes the bounds of a picture's pixels from the model's folder"
             faults.append(Fault(dotted(place), problem, f"remove it, and {IN_FILE}", "not_supported"))
         elif key == "template" and TEMPLATES.search(str(value)):
-            problem = f"{printable(value)}: only the pipelines sft and rlvr train models that see pictures"
+            problem = (
+                f"{printable(value)}: only the pipelines sft, dpo, reward_model and rlvr train models that see pictures"
+            )
             faults.append(Fault(dotted(place), problem, REMEDY, "not_supported"))
         elif KEYS.match(key) and value is not None or len(place) > 1 and refused and refused.search(str(value)):
             problem = (

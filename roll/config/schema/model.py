@@ -260,7 +260,7 @@ class DataConfig(StrictConfig):
     )
     images: str | None = Field(
         None,
-        description="`sft` and `rlvr`, with a model that sees pictures: column with the picture of a row or a list of "
+        description="All but `distill`, with a model that sees pictures: column with the picture of a row or a list of "
         "them. They take the places of parts that do not say where their picture is and of `<image>` in the text, or "
         "stand before the first message of the user.",
     )

@@ -77,6 +77,12 @@ class ModelRewardKeys(StrictConfig):
         description="Largest score: the number is divided by it, and a number above it or below 0 is no verdict. If "
         "not given: 10 for `Score: x`; otherwise the number is the reward.",
     )
+    judge_sees_pictures: bool = Field(
+        False,
+        description="The judge sees the pictures of a prompt, before its text. `api`: they are sent as `image_url` "
+        "parts with `data:` URLs. `inference`: the model must see pictures. If false, it reads `[picture 1]` in place "
+        "of the first, and so on.",
+    )
     judge_api_url: str | None = Field(
         None,
         description="`api`: base URL of an OpenAI-compatible API (`https://host/v1`), or the full URL of its chat "

@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 
 from roll.backend import EngineActivity, Rank
 from roll.config.plan.memory import compiles
+from roll.data.packing import concatenate
 from roll.data.pictures import load_sight
 from roll.engines.hf.seeing import picture_inputs
 from roll.engines.hf.settings import HfGenerateSettings, HfRewardSettings, HfScoreSettings
@@ -30,7 +31,17 @@ from roll.models.packed import PackedScore, packed_inputs
 from roll.models.thinking import ResponseTexts
 from roll.models.value import load_reward_model
 from roll.system.signs import announce
-from roll.types import AskedPictures, Completion, FinishReason, Floats, Ints, NumberedCompletions, Sampling, Sequences
+from roll.types import (
+    AskedPictures,
+    Completion,
+    FinishReason,
+    Floats,
+    Ints,
+    NumberedCompletions,
+    Pictures,
+    Sampling,
+    Sequences,
+)
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.routes import Rendezvous, Route, Transport
@@ -40,6 +51,7 @@ from roll.weight_sync.transfer import BucketReader
 @dataclass(frozen=True)
 class _Request:
     sequences: Sequence[Ints]
+    shown: Sequence[Pictures | None]
     scores: asyncio.Future[list[float]]
 
 
@@ -60,8 +72,9 @@ class HfReward:
         if compiles(model_args, on_gpu=self._rank.device == "cuda"):
             compile_layers(self._model.causal)
 
-    async def scores(self, sequences: Sequence[Ints]) -> list[float]:
-        request = _Request(sequences, asyncio.get_running_loop().create_future())
+    async def scores(self, sequences: Sequence[Ints], shown: Sequence[Pictures | None] = ()) -> list[float]:
+        """See `RewardStrategy`."""
+        request = _Request(sequences, shown or [None] * len(sequences), asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         async with self._works:
             if not request.scores.done():
@@ -71,8 +84,9 @@ class HfReward:
     async def _score_waiting(self) -> None:
         requests, self._waiting = self._waiting, []
         everything = [sequence for request in requests for sequence in request.sequences]
+        shown = [one for request in requests for one in request.shown]
         try:
-            scores = iter(await asyncio.to_thread(self._score, everything))
+            scores = iter(await asyncio.to_thread(self._score, everything, shown))
         except BaseException as error:
             for request in requests:
                 if not request.scores.done():
@@ -87,13 +101,13 @@ class HfReward:
                 request.scores.set_result(found)
 
     @torch.no_grad()
-    def _score(self, sequences: Sequence[Ints]) -> list[float]:
+    def _score(self, sequences: Sequence[Ints], shown: Sequence[Pictures | None]) -> list[float]:
         with readable_memory_errors(self._rank, "scoring", FEWER_TOKENS):
             # Read results only after all micro-batches are queued, so that the device does not wait for the host
             # between them.
             parts = [
                 self._model(packed_inputs(part, self._rank.device))[0]
-                for part in packed(sequences, self._settings.token_budget)
+                for part in packed(sequences, shown, self._settings.token_budget)
             ]
             return [score for part in parts for score in part.float().tolist()]
 
@@ -111,23 +125,16 @@ class HfReward:
         del self._model
 
 
-def packed(sequences: Sequence[Ints], token_budget: int) -> Iterator[Sequences]:
+def packed(sequences: Sequence[Ints], shown: Sequence[Pictures | None], token_budget: int) -> Iterator[Sequences]:
     """Yield micro-batches of at most `token_budget` tokens, or of one longer sequence. Masks mark last tokens."""
-    part: list[Ints] = []
-    for sequence in sequences:
-        if part and sum(map(len, part)) + len(sequence) > token_budget:
-            yield _laid_out(part)
-            part = []
-        part.append(sequence)
-    if part:
-        yield _laid_out(part)
-
-
-def _laid_out(part: Sequence[Ints]) -> Sequences:
-    offsets = np.cumsum([0, *map(len, part)], dtype=np.int64)
-    mask = np.zeros(offsets[-1], np.bool_)
-    mask[offsets[1:] - 1] = True
-    return Sequences(np.concatenate(part), offsets, mask)
+    begin = 0
+    for end in range(1, len(sequences) + 1):
+        part = slice(begin, end)
+        if end < len(sequences) and sum(map(len, sequences[begin : end + 1])) <= token_budget:
+            continue
+        masks = [np.arange(len(one)) == len(one) - 1 for one in sequences[part]]
+        yield concatenate(sequences[part], masks, shown[part])
+        begin = end
 
 
 class HfScore(PackedScore):

@@ -55,7 +55,7 @@ from roll.models.load import load_tokenizer
 from roll.models.thinking import ResponseTexts
 from roll.models.value import check_reward_model
 from roll.system.signs import announce
-from roll.types import AskedPictures, Completion, FinishReason, Ints, NumberedCompletions, Routes, Sampling
+from roll.types import AskedPictures, Completion, FinishReason, Ints, NumberedCompletions, Pictures, Routes, Sampling
 from roll.weight_sync.bucket import Adapter, Bucket
 from roll.weight_sync.device import DeviceBucket
 from roll.weight_sync.messages import ABANDONED, bucket_as_plain, route_as_plain
@@ -551,7 +551,8 @@ class VllmReward:
         with forked_engine():
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
-    async def scores(self, sequences: Sequence[Ints]) -> list[float]:
+    async def scores(self, sequences: Sequence[Ints], shown: Sequence[Pictures | None] = ()) -> list[float]:
+        assert not any(shown), "the configuration was checked: only hf_infer scores pictures"
         return list(await asyncio.gather(*map(self._score, sequences)))
 
     async def _score(self, token_ids: Ints) -> float:

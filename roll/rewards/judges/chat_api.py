@@ -117,6 +117,14 @@ def _excerpt(body: bytes) -> str:
     return repr(text[:SHOWN_CHARACTERS])
 
 
+def user_message(message: str, pictures: Sequence[str]) -> dict[str, Any]:
+    """Return a message of the user. Pictures, which are data: URLs, are parts before its text."""
+    if not pictures:
+        return {"role": "user", "content": message}
+    shown = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
+    return {"role": "user", "content": [*shown, {"type": "text", "text": message}]}
+
+
 LOG = logging.getLogger(__name__)
 COMPLETIONS = "/chat/completions"
 MOST_SAID = 20
@@ -196,9 +204,9 @@ class ApiChat:
     async def start(self) -> None:
         """Do nothing: only a request can show whether the URL answers."""
 
-    async def ask(self, message: str) -> JudgeReply:
+    async def ask(self, message: str, pictures: Sequence[str] = ()) -> JudgeReply:
         """See `Chat`. Takes as long as `converse`."""
-        return await self.converse([{"role": "user", "content": message}])
+        return await self.converse([user_message(message, pictures)])
 
     async def converse(self, messages: Messages) -> JudgeReply:
         """Return the model's answer to a conversation.

@@ -129,8 +129,10 @@ class JudgeReply:
 class Chat(Protocol):
     """A model that answers a user message."""
 
-    async def ask(self, message: str) -> JudgeReply:
-        """Return the model's reply. A failure is reported in `Reply.failure`, not raised."""
+    async def ask(self, message: str, pictures: Sequence[str] = ()) -> JudgeReply:
+        """Return the model's reply to a message after pictures, which are data: URLs. A failure is reported in
+        `Reply.failure`, not raised.
+        """
         ...
 
 
@@ -144,13 +146,16 @@ class Judge:
         chat: Chat,
         question: Callable[[Prompt], str],
         failed_value: float,
+        pictures: Callable[[Prompt], Sequence[str]] | None = None,
     ) -> None:
         """
         Args:
             chat: the judge's model. Its sampling settings must not change, because replies are cached by message.
             question: returns the question that a prompt put to the policy, as text.
             failed_value: value of a result without a verdict.
+            pictures: returns the pictures of a prompt as data: URLs. None: the judge sees none.
         """
+        self._pictures = pictures
         self._template, self._pattern, self._chat = template, pattern, chat
         self._question, self._failed_value = question, failed_value
         self._replies: OrderedDict[bytes, asyncio.Task[JudgeReply]] = OrderedDict()
@@ -163,7 +168,7 @@ class Judge:
         failed. It is CRASHED if the template needs a reference answer and the row has none.
 
         Raises:
-            RollError: the workers of the judge's model failed.
+            RollError: the workers of the judge's model failed, or the file of a picture has changed.
         """
         try:
             reference = ground_truth(prompt.row) if self._template.needs_reference else ""
@@ -173,34 +178,35 @@ class Judge:
             ] * len(responses)
         question = self._question(prompt)
         messages = [self._template.filled(question, response, reference) for response in responses]
-        return list(await asyncio.gather(*map(self._verdict, messages)))
+        shown = tuple(await asyncio.to_thread(self._pictures, prompt)) if self._pictures else ()
+        return list(await asyncio.gather(*(self._verdict(message, shown) for message in messages)))
 
-    async def _verdict(self, message: str) -> RewardResult:
-        reply = await self._reply(message)
+    async def _verdict(self, message: str, pictures: Sequence[str]) -> RewardResult:
+        reply = await self._reply(message, pictures)
         if reply.failure:
             self._counts["unavailable"] += 1
             return self._failed(RewardOutcome.UNAVAILABLE, reply.failure)
         result = judges_verdict(reply.answers, self._pattern)
         return result if result.outcome == RewardOutcome.SCORED else self._failed(result.outcome, result.note)
 
-    async def _reply(self, message: str) -> JudgeReply:
+    async def _reply(self, message: str, pictures: Sequence[str]) -> JudgeReply:
         """Return the model's reply. A message sent before or in flight is not sent again. Failures are not cached."""
-        key = sha256(message.encode()).digest()
+        key = sha256("\0".join((*pictures, message)).encode()).digest()
         task = self._replies.get(key)
         if task is not None:
             self._counts["remembered"] += 1
             self._replies.move_to_end(key)
             return await asyncio.shield(task)
-        self._replies[key] = task = asyncio.create_task(self._answer_of(key, message))
+        self._replies[key] = task = asyncio.create_task(self._answer_of(key, message, pictures))
         if len(self._replies) > ANSWERS_KEPT:
             self._replies.popitem(last=False)
         return await asyncio.shield(task)
 
-    async def _answer_of(self, key: bytes, message: str) -> JudgeReply:
+    async def _answer_of(self, key: bytes, message: str, pictures: Sequence[str]) -> JudgeReply:
         self._counts["asked"] += 1
         kept = False
         try:
-            reply = await self._chat.ask(message)
+            reply = await self._chat.ask(message, pictures)
             kept = not reply.failure
         finally:
             if not kept:

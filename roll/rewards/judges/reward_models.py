@@ -12,34 +12,49 @@ from hashlib import sha256
 from typing import Protocol
 
 from roll.backend import Rank, RewardStrategy
+from roll.data.picture_parts import PictureFault
 from roll.engines.actor_infer import ActorInfer
 from roll.ray.device_sharing import Residency
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
-from roll.rewards.judges.chat_api import ApiChat, ApiModel, Messages
+from roll.rewards.judges.chat_api import ApiChat, ApiModel, Messages, user_message
 from roll.rewards.judges.judge import NOTE_CHARACTERS, JudgeReply
 from roll.rewards.reward_workers import SLACK
-from roll.types import Completion, FinishReason, Ints, Prompt, RewardOutcome, RewardResult, Sampling
+from roll.types import (
+    AskedPictures,
+    Completion,
+    FinishReason,
+    Ints,
+    Pictures,
+    Prompt,
+    RewardOutcome,
+    RewardResult,
+    Sampling,
+)
 
 
 class Classifier(Protocol):
     """A model that scores sequences of tokens."""
 
-    async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
-        """Return the score of each sequence."""
+    async def scores(self, sequences: Sequence[Ints], shown: Sequence[Pictures | None]) -> Sequence[float]:
+        """Return the score of each sequence. `shown` are the pictures of each one."""
         ...
+
+
+ScoredTokens = tuple[Ints, Pictures | None]
+"""The tokens of a conversation, and its pictures."""
 
 
 class Scorer:
     """Scores the responses of one domain. Must be used from a single asyncio event loop."""
 
     def __init__(
-        self, classifier: Classifier, encode: Callable[[Prompt, str], Ints], context: int, failed_value: float
+        self, classifier: Classifier, encode: Callable[[Prompt, str], ScoredTokens], context: int, failed_value: float
     ) -> None:
         """
         Args:
             encode: returns the tokens of a prompt with its response, up to the token at which the score is read. Raises
-                ValueError if the model's chat template rejects the conversation.
+                ValueError if the model's chat template rejects the conversation, or the model cannot see a picture.
             context: largest number of tokens that the model accepts.
             failed_value: value of a result without a verdict.
         """
@@ -58,18 +73,19 @@ class Scorer:
         """
         async with self._encodes:
             encoded = await asyncio.to_thread(lambda: [self._encoded(prompt, response) for response in responses])
-        sequences = [tokens for tokens in encoded if not isinstance(tokens, RewardResult)]
-        scores = iter(await self._classifier.scores(sequences) if sequences else ())
-        return [tokens if isinstance(tokens, RewardResult) else RewardResult(next(scores)) for tokens in encoded]
+        found = [one for one in encoded if not isinstance(one, RewardResult)]
+        sequences, shown = [tokens for tokens, _ in found], [pictures for _, pictures in found]
+        scores = iter(await self._classifier.scores(sequences, shown) if found else ())
+        return [one if isinstance(one, RewardResult) else RewardResult(next(scores)) for one in encoded]
 
-    def _encoded(self, prompt: Prompt, response: str) -> Ints | RewardResult:
+    def _encoded(self, prompt: Prompt, response: str) -> ScoredTokens | RewardResult:
         """Return the tokens to score, or a result with the reason why they cannot be scored."""
         try:
-            tokens = self._encode(prompt, response)
+            tokens, shown = self._encode(prompt, response)
         except ValueError as error:
             return RewardResult(self._failed_value, RewardOutcome.CRASHED, note=str(error)[:NOTE_CHARACTERS])
         if len(tokens) <= self._context:
-            return tokens
+            return tokens, shown
         note = f"the conversation has {len(tokens)} tokens, but the context of the reward model is {self._context}"
         return RewardResult(self._failed_value, RewardOutcome.UNAVAILABLE, note=note)
 
@@ -93,8 +109,9 @@ class ApiJudge:
         self._processes, self._model = Replaced(group, start_seconds), model
         self._waiting = 0
 
-    async def ask(self, message: str) -> JudgeReply:
-        return await self.converse([{"role": "user", "content": message}])
+    async def ask(self, message: str, pictures: Sequence[str] = ()) -> JudgeReply:
+        """See `Chat`."""
+        return await self.converse([user_message(message, pictures)])
 
     async def converse(self, messages: Messages) -> JudgeReply:
         """Return the model's answer to a conversation; see `ApiChat.converse`."""
@@ -117,15 +134,21 @@ class JudgeEngines(ActorInfer):
         return await super().offload(discard=False)
 
 
+EncodedMessage = tuple[Ints, AskedPictures | None]
+"""The tokens of a prompt, with as many placeholders of its pictures as the model needs, and the pictures."""
+EncodeMessage = Callable[[str, Sequence[str]], EncodedMessage]
+"""Returns a model's input for a user message after pictures, which are data: URLs."""
+
+
 class EngineJudge:
     """Implements `Chat` with a model that the run itself serves."""
 
     def __init__(
-        self, engines: JudgeEngines, encode: Callable[[str], Ints], sampling: Sampling, context: int, seed: int | None
+        self, engines: JudgeEngines, encode: EncodeMessage, sampling: Sampling, context: int, seed: int | None
     ) -> None:
         """
         Args:
-            encode: function that returns the model's input tokens for a user message.
+            encode: raises PictureFault if the model cannot see a picture.
             context: largest number of tokens in a message and its answer.
             seed: base of the messages' seeds; with None, the engine samples without a seed.
         """
@@ -133,28 +156,39 @@ class EngineJudge:
         self._context, self._seed = context, seed
         self._encodes = asyncio.Lock()  # tokenizers are not thread-safe
 
-    async def ask(self, message: str) -> JudgeReply:
-        async with self._encodes:
-            token_ids = await asyncio.to_thread(self._encode, message)
+    async def ask(self, message: str, pictures: Sequence[str] = ()) -> JudgeReply:
+        """See `Chat`."""
+        try:
+            async with self._encodes:
+                token_ids, shown = await asyncio.to_thread(self._encode, message, pictures)
+        except PictureFault as fault:
+            return JudgeReply(failure=f"the judge's prompt or a picture of it {fault}")
         seed = None if self._seed is None else message_seed(self._seed, message)
-        return await engine_reply(self._engines, token_ids, self._sampling, self._context, seed, "judge")
+        return await engine_reply(self._engines, token_ids, self._sampling, self._context, seed, "judge", shown)
 
 
 async def engine_reply(
-    engines: JudgeEngines, token_ids: Ints, sampling: Sampling, context: int, seed: int | None, who: str
+    engines: JudgeEngines,
+    token_ids: Ints,
+    sampling: Sampling,
+    context: int,
+    seed: int | None,
+    who: str,
+    shown: AskedPictures | None = None,
 ) -> JudgeReply:
     """Return what a model answers to a prompt, or why it gives no answer.
 
     Args:
         context: largest number of tokens of prompt and answer.
         who: what the model is, for the failure.
+        shown: the pictures of the prompt.
     """
     if len(token_ids) + sampling.max_new_tokens > context:
         asked, room = len(token_ids), context - sampling.max_new_tokens
         long = f"the {who}'s prompt has {asked} tokens"
         return JudgeReply(failure=f"{long}, but its context leaves room for only {room} before the answer")
     by_number: dict[int, Completion] = {}
-    async with aclosing(engines.generate(token_ids, sampling, seed)) as answer:
+    async with aclosing(engines.generate(token_ids, sampling, seed, shown=shown)) as answer:
         async for ended in answer:
             by_number |= ended
     completions = [by_number[number] for number in sorted(by_number)]
@@ -184,13 +218,13 @@ class ScorerEngines:
         self._engines = Replaced(group, start_seconds)
         self._tokens_in_flight = [0] * len(group)
 
-    async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
+    async def scores(self, sequences: Sequence[Ints], shown: Sequence[Pictures | None]) -> Sequence[float]:
         """See `Classifier`. Calls the worker with the fewest tokens in flight."""
         worker = min(range(len(self._group)), key=self._tokens_in_flight.__getitem__)
         cost = sum(map(len, sequences))
         self._tokens_in_flight[worker] += cost
         try:
-            return await self._engines.one(worker, self._seconds, RewardStrategy.scores, sequences)
+            return await self._engines.one(worker, self._seconds, RewardStrategy.scores, sequences, shown)
         finally:
             self._tokens_in_flight[worker] -= cost
 

@@ -35,14 +35,16 @@ def given_batch(examples: Sequence[Example]) -> TrainBatch:
 
 
 def mismatched(examples: Sequence[Example]) -> Sequences:
-    """Combine each prompt with the response to the next one, and the last prompt with the first response."""
+    """Combine each prompt and its pictures with the response to the next one, and the last prompt with the first
+    response.
+    """
     sequences = [example.sequences[0] for example in examples]
     others = [*sequences[1:], sequences[0]]
     prompts = [sequence.token_ids[~sequence.response_mask] for sequence in sequences]
     responses = [sequence.token_ids[sequence.response_mask] for sequence in others]
     token_ids = [np.concatenate(pair) for pair in zip(prompts, responses, strict=True)]
     masks = [np.arange(len(ids)) >= len(prompt) for ids, prompt in zip(token_ids, prompts, strict=True)]
-    return concatenate(token_ids, masks)
+    return concatenate(token_ids, masks, [sequence.shown for sequence in sequences])
 
 
 Ask = Callable[[Sequences], Awaitable[Floats]]

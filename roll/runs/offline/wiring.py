@@ -19,7 +19,6 @@ from roll.backend_settings import ModelLoader
 from roll.config.derived.batch import row_learner
 from roll.config.derived.methods import added_losses
 from roll.config.derived.placement import model_roles
-from roll.config.derived.sight import blind_faults
 from roll.config.plan.plan import Plan
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig, SftConfig
@@ -36,9 +35,7 @@ from roll.data.examples import (
     RowRange,
     prepare_examples,
 )
-from roll.data.pictures import load_sight
 from roll.data.prompts import warn_of_rows
-from roll.errors import ConfigError
 from roll.models.load import check_readable, load_policy, load_seeing_policy, load_tokenizer
 from roll.models.value import load_scores, pad_token, scored_token
 from roll.runs.checkpointer import OnloadedTrainer
@@ -51,6 +48,7 @@ from roll.runs.position import Epochs, Position
 from roll.runs.role_models import check_same_tokens, embedding_rows, model_path
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
+from roll.runs.seeing import sight_of
 from roll.runs.teacher import teaching
 from roll.training.actor_train import ActorTrain, merge
 from roll.types import Floats, Metrics, Sequences, TrainBatch
@@ -72,7 +70,7 @@ class GivenRows:
 
 
 def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> GivenRows:
-    """Check the model files of every role, and prepare all rows. Only in SFT may they show pictures.
+    """Check the model files of every role, and prepare all rows. In distillation they may not show pictures.
 
     Args:
         learn_all: whether to learn from the prompts as well.
@@ -82,15 +80,14 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     """
     for role in model_roles(config).values():
         check_readable(model_path(config, role.model_args), role.model_args.lora_target)
-    _, learning = row_learner(config)
+    name, learning = row_learner(config)
     path = model_path(config, learning.model_args)
     tokenizer = load_tokenizer(path, learning.model_args.trust_remote_code)
     limits = length_limits(config)
     embedded = embedding_rows(config, tokenizer, model_roles(config).values())
-    sees = isinstance(config, SftConfig)
-    sight = load_sight(path, tokenizer, learning.model_args.trust_remote_code) if sees else None
-    if sight is None and (faults := [*blind_faults(config)]):
-        raise ConfigError(*faults)
+    others = {role: keys for role, keys in model_roles(config).items() if role != name}
+    is_blind = isinstance(config, DistillConfig)
+    sight = None if is_blind else sight_of(config, tokenizer, learning.model_args, others)
 
     def prepare(data_args: DataConfig, number: int) -> ExampleSet:
         part = RowRange(config.data_split, number, config.seed) if config.data_split else None
@@ -281,8 +278,12 @@ def prepare_sft(config: SftConfig) -> PreparedRun:
     """Check the model's files and prepare all examples; return the loop. Raises BadInput if one cannot be used."""
     kind = "turns" if config.loss_on == "assistant" else "responses"
     rows = prepare_rows(config, kind, learn_all=config.loss_on == "all")
-    load = load_seeing_policy if rows.sees else load_policy
-    return OfflinePipeline(rows, sft_batch, sft_metrics, load).prepared(config)
+    return OfflinePipeline(rows, sft_batch, sft_metrics, policy_loader(rows)).prepared(config)
+
+
+def policy_loader(rows: GivenRows) -> ModelLoader:
+    """Return what loads the policy that learns from the rows."""
+    return load_seeing_policy if rows.sees else load_policy
 
 
 async def sft_batch(examples: Sequence[Example], models: Models) -> tuple[TrainBatch, Loss]:
@@ -302,7 +303,8 @@ def prepare_dpo(config: DpoConfig) -> PreparedRun:
         check_same_tokens(config, config.actor_train.model_args, config.reference.model_args, "reference")
     rows = prepare_rows(config, config.preference_loss.traits.rows)
     make = partial(dpo_batch, preference_loss(config))
-    return OfflinePipeline(rows, make, dpo_metrics, other_model=partial(reference_model, config)).prepared(config)
+    reference = partial(reference_model, config)
+    return OfflinePipeline(rows, make, dpo_metrics, policy_loader(rows), reference).prepared(config)
 
 
 def reference_model(config: DpoConfig, plan: Plan, roles: Roles, actor_train: ActorTrain) -> OtherModel | None:
@@ -376,7 +378,7 @@ async def reward_model_batch(pad: int | None, examples: Sequence[Example], model
 
 
 def _scored(sequence: ExampleSequence, pad: int | None) -> ExampleSequence:
-    return ExampleSequence(sequence.token_ids, scored_token(sequence.token_ids, pad))
+    return replace(sequence, response_mask=scored_token(sequence.token_ids, pad))
 
 
 def reward_model_metrics(name: str, metrics: Metrics) -> Metrics:

@@ -24,11 +24,11 @@ from roll.runs.rlvr.playing import episode_parts, listening
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
-from roll.runs.rlvr.seeing import sight_of
 from roll.runs.rlvr.validation import Evaluator
 from roll.runs.rlvr.wiring import evaluators, held_out_ends, held_out_prompts, in_turn, renderer_of
 from roll.runs.role_models import model_path
 from roll.runs.roles import Roles
+from roll.runs.seeing import sight_of
 from roll.tracking.base import Watch
 from roll.types import Episode, Prompt, RolloutGroup
 

@@ -21,7 +21,7 @@ from roll.config.derived.fixed_roles import (
     model_reward,
     reward_role,
 )
-from roll.config.schema.model import DataConfig
+from roll.config.schema.model import DataConfig, ModelConfig
 from roll.config.schema.model_rewards import JUDGE, SCORER
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig, RewardModelRole
@@ -38,15 +38,25 @@ from roll.data.chat import (
     template_remedy,
 )
 from roll.data.native import added_tokens, special_marks
+from roll.data.picture_parts import MARK
+from roll.data.pictures import Sight, data_url, load_sight
+from roll.data.questions import marked_pictures, named_pictures
 from roll.data.rows import Conversation, prompt_conversation
 from roll.data.tables import adds_space, continuation
 from roll.errors import DataError, Fault
-from roll.models.load import load_tokenizer
+from roll.models.load import load_tokenizer, sees_readably
 from roll.models.value import check_reward_model, pad_token, scored_token
 from roll.rewards.judges.chat_api import ApiModel, Messages
 from roll.rewards.judges.judge import SCORE_TEMPLATE, Chat, Judge, JudgeTemplate, answer_pattern
-from roll.rewards.judges.reward_models import EngineJudge, Scorer
+from roll.rewards.judges.reward_models import EncodeMessage, EngineJudge, ScoredTokens, Scorer
 from roll.rewards.reward_workers import ModelReward
+from roll.runs.rlvr.seeing_judges import (
+    AnsweredEncoder,
+    SeeingScorerEncoder,
+    seeing_encoder,
+    shown_urls,
+    trial_picture,
+)
 from roll.runs.role_models import model_path, model_shape, sampling_of
 from roll.runs.roles import Roles
 from roll.types import Ints, Prompt, Sampling
@@ -92,8 +102,8 @@ def prepare_judge(config: RlvrConfig, domain: str, reward: RewardConfig) -> Call
             judge_encoder(config, domain, role),
             with_chat_model(config, f"{PREFIX}{domain}", role, reward.template, chat_end),
         )
-    question = question_of(row_sources(config))
-    return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value)
+    question, pictures = question_of(row_sources(config)), shown_urls if reward.judge_sees_pictures else None
+    return lambda roles: Judge(template, pattern, chat(roles), question, reward.failed_value, pictures)
 
 
 def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Callable[[Roles], Scorer]:
@@ -109,19 +119,41 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
     pad = pad_token(path, model_args)
     sources = row_sources(config)
     place = f"{PREFIX}{domain}"
-    answered = with_chat_model(config, place, role, reward.template, answered_encoder)
+    tokenizer = load_tokenizer(path, model_args.trust_remote_code)
+    sight = _sight_of_scorer(config, place, path, tokenizer, model_args)
     with template_faults(place, reward.template):
+        answered = answered_encoder(renderer(reward.template, tokenizer), tokenizer, reward.template == "raw")
         answered([{"role": "user", "content": "?"}], "!")
+        seen = SeeingScorerEncoder(answered, sight) if sight else None
+        if seen:
+            seen([{"role": "user", "content": f"{MARK}?"}], (trial_picture(),), "!")
 
-    def encode(prompt: Prompt, response: str) -> Ints:
-        tokens = answered(requested_conversation(prompt.row, sources), response)
-        return tokens[: int(np.flatnonzero(scored_token(tokens, pad))[0]) + 1]
+    def encode(prompt: Prompt, response: str) -> ScoredTokens:
+        source, shown = source_of(prompt.row, sources), None
+        if seen:
+            files = prompt.shown.asked().files if prompt.shown else ()
+            tokens, shown = seen(marked_pictures(prompt.row, source, len(files)), files, response)
+        else:
+            tokens = answered(prompt_conversation(prompt.row, source), response)
+        return tokens[: int(np.flatnonzero(scored_token(tokens, pad))[0]) + 1], shown
 
     def make(roles: Roles) -> Scorer:
         engines, context = roles.reward_model(f"{PREFIX}{domain}", role, positions_of(path, config))
         return Scorer(engines, encode, context, reward.failed_value)
 
     return make
+
+
+def _sight_of_scorer(
+    config: RlvrConfig, place: str, path: str, tokenizer: PreTrainedTokenizerBase, model_args: ModelConfig
+) -> Sight | None:
+    """Return how a reward model sees pictures; None if it sees none. Raises DataError if the policy sees some then."""
+    sight, policy = load_sight(path, tokenizer, model_args.trust_remote_code), config.actor_train.model_args
+    if sight is None and sees_readably(model_path(config, policy), policy):
+        problem = f"'{path}' sees no pictures, and the policy's prompts may show some"
+        remedy = "use a reward model that sees pictures, or a policy of text alone"
+        raise DataError(Fault(f"{place}.model_args.model_name_or_path", problem, remedy, "unfit"))
+    return sight
 
 
 def positions_of(path: str, config: RlvrConfig) -> int:
@@ -149,16 +181,37 @@ def row_sources(config: RlvrConfig) -> list[DataConfig]:
 
 
 def question_of(sources: Sequence[DataConfig]) -> Callable[[Prompt], str]:
-    """Return a function that returns the user's question in a prompt as text."""
-    return lambda prompt: question_text(requested_conversation(prompt.row, sources))
+    """Return a function that returns the user's question in a prompt as text, with the names of its pictures."""
+    return lambda prompt: question_text(
+        named_pictures(prompt.row, source_of(prompt.row, sources), len(prompt.shown.names) if prompt.shown else 0)
+    )
 
 
-def judge_encoder(config: RlvrConfig, domain: str, role: RewardModelRole) -> Callable[[str], Ints]:
-    """Return a function from a user message to the judge's tokens. Raises DataError if they cannot be encoded."""
-    place, template = f"{PREFIX}{domain}", config.rewards[domain].template
-    encode = with_chat_model(config, place, role, template, message_encoder)
-    with template_faults(place, template):
+def judge_encoder(config: RlvrConfig, domain: str, role: RewardModelRole) -> EncodeMessage:
+    """Return the encoder of a user's message for a judge. Raises DataError if a message, or a picture that the judge
+    should see, cannot be encoded.
+    """
+    place, reward = f"{PREFIX}{domain}", config.rewards[domain]
+    if reward.judge_sees_pictures:
+        return _seeing_judge_encoder(config, place, role, reward.template)
+    encode = with_chat_model(config, place, role, reward.template, message_encoder)
+    with template_faults(place, reward.template):
         encode("?")
+    return lambda message, _: (encode(message), None)
+
+
+def _seeing_judge_encoder(config: RlvrConfig, place: str, role: RewardModelRole, template: Template) -> EncodeMessage:
+    path, trusts = model_path(config, role.model_args), role.model_args.trust_remote_code
+    tokenizer = load_tokenizer(path, trusts)
+    sight = load_sight(path, tokenizer, trusts)
+    if sight is None:
+        problem = f"true, but '{path}' sees no pictures"
+        remedy = "remove it, or use a model that sees pictures"
+        raise DataError(Fault(f"{place}.judge_sees_pictures", problem, remedy, "unfit"))
+    with template_faults(place, template):
+        render, tokens = renderer(template, tokenizer), partial(open_tokens, tokenizer=tokenizer)
+        encode = seeing_encoder(render, partial(tokens, special_tokens=template == "raw"), sight)
+        encode("?", [data_url(trial_picture())])
     return encode
 
 
@@ -227,7 +280,7 @@ def chat_end(render: ChatTemplate, tokenizer: PreTrainedTokenizerBase, is_raw: b
 
 
 def engine_chat(
-    config: RlvrConfig, domain: str, role: RewardModelRole, encode: Callable[[str], Ints], end: EndOfTurn, roles: Roles
+    config: RlvrConfig, domain: str, role: RewardModelRole, encode: EncodeMessage, end: EndOfTurn, roles: Roles
 ) -> Chat:
     """Request the engines of a judge that the run itself serves."""
     reward = config.rewards[domain]
@@ -265,8 +318,13 @@ def requested_conversation(row: Mapping[str, Any], sources: Sequence[DataConfig]
         RowFault: the row fits none of the data sets. This cannot happen for a row that was checked when it was
             prepared.
     """
+    return prompt_conversation(row, source_of(row, sources))
+
+
+def source_of(row: Mapping[str, Any], sources: Sequence[DataConfig]) -> DataConfig:
+    """Return the first of the data sets whose prompt column the row has, or else the first of all."""
     of_row = [columns for columns in sources if row.get(columns.messages or columns.prompt or "") is not None]
-    return prompt_conversation(row, (of_row or sources)[0])
+    return (of_row or sources)[0]
 
 
 def question_text(conversation: Conversation) -> str:
@@ -299,19 +357,19 @@ def conversation_encoder(
     return lambda messages: open_tokens(render(messages, True), tokenizer, special_tokens)
 
 
-def answered_encoder(
-    render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool
-) -> Callable[[Conversation, str], Ints]:
+def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> AnsweredEncoder:
     """Return the function that converts a conversation and its response to tokens, as for training a reward model
     (`prepare_examples`).
 
-    It raises TemplateFault if the template rejects the conversation.
+    It raises TemplateFault if the template rejects the conversation. Its last argument changes the rendered prompt, to
+    write the placeholders of pictures.
     """
     end = tokenizer.eos_token if isinstance(tokenizer.eos_token, str) else ""
     marks = special_marks(tokenizer, str(tokenizer.chat_template or ""))
 
-    def encode(conversation: Conversation, response: str) -> Ints:
+    def encode(conversation: Conversation, response: str, change: Callable[[str], str] = str) -> Ints:
         prompt, answer = render_example([*conversation, {"role": "assistant", "content": response}], render, end, marks)
+        prompt = change(prompt)
         given = open_tokens(prompt, tokenizer, special_tokens)
         plain: Any = tokenizer.encode(answer, add_special_tokens=False)
         continued = continuation(tokenizer, prompt, answer) if adds_space(tokenizer) else plain

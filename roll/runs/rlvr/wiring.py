@@ -86,7 +86,6 @@ from roll.runs.rlvr.rare_successes import replay_of
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
-from roll.runs.rlvr.seeing import policy_sight, seeing_end
 from roll.runs.rlvr.self_teacher import StepHints, self_teacher_of, step_hints_of
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import (
@@ -99,6 +98,7 @@ from roll.runs.role_models import (
 )
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
+from roll.runs.seeing import policy_sight, seeing_end
 from roll.runs.teacher import Teacher, policy_teaching, step_teachers
 from roll.tracking.base import Watch
 from roll.tracking.fanout import Tracking

@@ -331,7 +331,7 @@ def test_model_of_text_refuses_pictures(eye: Eye, write_jsonl: Write, tmp_path: 
         prepare_examples(
             DataConfig.model_validate(columns), eye.tokenizer, LengthLimits(99, 99), cache_folder=tmp_path / "cache"
         )
-    assert_fault(caught.value.faults, ":1", "not_supported", "'image'", "pipeline: sft")
+    assert_fault(caught.value.faults, ":1", "not_supported", "'image'", "sft, dpo, reward_model")
 
 
 def test_plain_modes_are_seen_as_transformers_loads_them(tmp_path: Path) -> None:

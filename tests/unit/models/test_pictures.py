@@ -199,7 +199,7 @@ def test_tower_sees_shared_pictures_once(family: str, tmp_path: Path) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_other_pipelines_do_not_load_seeing_models(tmp_path: Path) -> None:
+def test_loaders_of_text_models_refuse_seeing_models(tmp_path: Path) -> None:
     write_seeing_model(tmp_path / "model", "qwen2_5_vl", seed=0)
     from roll.errors import DataError
 
@@ -207,4 +207,4 @@ def test_other_pipelines_do_not_load_seeing_models(tmp_path: Path) -> None:
     for load in (load_causal_model, lambda path, args: load_policy(path, args, 0)):
         with pytest.raises(DataError) as caught:
             load(str(tmp_path / "model"), arguments)
-        assert_fault(caught.value.faults, "pretrain", "unfit", "pictures", "pipeline: sft")
+        assert_fault(caught.value.faults, "pretrain", "unfit", "pictures", "a model of text alone")

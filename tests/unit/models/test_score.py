@@ -7,15 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from examples.tiny.make_model import build_tokenizer, write_model
+from examples.tiny.make_seeing_model import write_seeing_model
 from roll.config.schema.model import ModelConfig
 from roll.data.packing import concatenate
+from roll.errors import DataError
 from roll.models import export
 from roll.models.packed import packed_inputs
 from roll.models.value import load_scores, scored_token
 from roll.tracking.card import loading_call
+from tests.faults import assert_fault
+
+FP32 = ModelConfig.model_validate({"dtype": "fp32"})
 
 
 @pytest.mark.parametrize(
@@ -55,3 +61,14 @@ def test_transformers_reproduces_exported_reward_model_scores(tmp_path: Path) ->
     assert "AutoModelForSequenceClassification" in loading_call(tmp_path / "export", "export")
     assert ours.std() > 1e-2
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_weights_that_files_lack_are_a_fault(tmp_path: Path) -> None:
+    write_seeing_model(tmp_path / "model", "qwen2_5_vl", seed=0)
+    [file] = (tmp_path / "model").glob("*.safetensors")
+    tensors = load_file(file)
+    lost = next(name for name in tensors if name.endswith("o_proj.weight"))
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file, metadata={"format": "pt"})
+    with pytest.raises(DataError) as caught:
+        load_scores(str(tmp_path / "model"), FP32, 0)
+    assert_fault(caught.value.faults, "pretrain", "unreadable", "lack 1 of its weights", "all weights")

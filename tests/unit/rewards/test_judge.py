@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ class Answers:
 
     def __init__(self, **answers: str | JudgeReply) -> None:
         self.answers, self.asked = answers, list[str]()
+        self.pictures = list[tuple[str, ...]]()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def ask(self, message: str) -> JudgeReply:
+    async def ask(self, message: str, pictures: Sequence[str] = ()) -> JudgeReply:
         self.asked.append(message)
+        self.pictures.append(tuple(pictures))
         await self.may_answer.wait()
         answer = self.answers[message]
         return answer if isinstance(answer, JudgeReply) else JudgeReply((answer,), 5, 2)
@@ -182,3 +185,16 @@ def test_cancelled_question_does_not_cancel_others() -> None:
 def test_a_row_without_the_reference_that_is_needed() -> None:
     (result,) = asyncio.run(judge(Answers(), "{response} {reference}").score(prompt(question="Q?"), ["a"]))
     assert result.outcome == RewardOutcome.CRASHED and "neither 'ground_truth' nor 'answer'" in result.note
+
+
+def test_same_message_about_other_pictures_is_asked_again() -> None:
+    chat = Answers(a="yes", b="no")
+    judged = Judge(
+        JudgeTemplate("{response}"), AnswerPattern("(?i)yes"), chat, lambda _: "", 0.0, lambda one: one.row["seen"]
+    )
+    rows = [prompt(seen=["x"]), prompt(seen=["x", "y"]), prompt(seen=["x"])]
+    results = [asyncio.run(judged.score(row, ["a", "b"])) for row in rows[:2]]
+    assert [[one.value for one in found] for found in results] == [[1.0, 0.0]] * 2
+    assert chat.asked == ["a", "b"] * 2 and chat.pictures == [("x",)] * 2 + [("x", "y")] * 2
+    again = judged._reply("a", ("x",))
+    assert asyncio.run(again).answers == ("yes",) and len(chat.asked) == 4, "a known message is not sent again"

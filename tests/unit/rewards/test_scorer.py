@@ -85,14 +85,15 @@ class Lengths:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    async def scores(self, sequences: Sequence[Ints]) -> Sequence[float]:
+    async def scores(self, sequences: Sequence[Ints], shown: Sequence[object]) -> Sequence[float]:
+        assert len(shown) == len(sequences)
         self.asked.append(len(sequences))
         return [float(len(tokens)) for tokens in sequences]
 
 
 def test_what_is_too_long_gets_no_verdict() -> None:
-    def encode(prompt: Prompt, response: str) -> Ints:
-        return np.zeros(len(prompt.token_ids) + len(response), np.int32)
+    def encode(prompt: Prompt, response: str) -> tuple[Ints, None]:
+        return np.zeros(len(prompt.token_ids) + len(response), np.int32), None
 
     classifier = Lengths()
     scorer = Scorer(classifier, encode, 6, failed_value=-2.0)
@@ -105,10 +106,10 @@ def test_what_is_too_long_gets_no_verdict() -> None:
 
 
 def test_what_the_template_refuses_gets_no_verdict() -> None:
-    def encode(prompt: Prompt, response: str) -> Ints:
+    def encode(prompt: Prompt, response: str) -> tuple[Ints, None]:
         if not response:
             raise TemplateFault("an empty turn")
-        return np.zeros(len(response), np.int32)
+        return np.zeros(len(response), np.int32), None
 
     classifier = Lengths()
     scorer = Scorer(classifier, encode, 6, failed_value=0.0)

@@ -84,6 +84,14 @@ def test_a_reward_model_names_its_class(tmp_path: Path) -> None:
     assert model_class(run / "export") == ("transformers", "AutoModelForSequenceClassification")
 
 
+def test_seeing_reward_model_is_loaded_with_its_code(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", name="tiny/tiny_reward_model")
+    values = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForSequenceClassification"], "auto_map": {}}
+    card = card_of(run, 1, config=values)
+    call = 'AutoModelForSequenceClassification.from_pretrained("FOLDER_OR_HUB_NAME", trust_remote_code=True)'
+    assert call in card.text
+
+
 def test_scores_are_the_newest_up_to_the_step(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", name=GSM8K)
     scores = {0: 0.25, 20: 0.5, 40: 0.75}

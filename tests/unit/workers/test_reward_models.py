@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from roll.config.schema.roles import RewardConfig
+from roll.data.picture_parts import PictureFault
 from roll.engines.pool import Running
 from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
@@ -18,7 +19,16 @@ from roll.rewards.judges.chat_api import ApiModel
 from roll.rewards.judges.judge import JudgeReply
 from roll.rewards.judges.reward_models import ApiJudge, EngineJudge, JudgeEngines, ScorerEngines, message_seed
 from roll.rewards.reward_workers import SLACK, Rewards
-from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Prompt, RewardResult, Sampling
+from roll.types import (
+    AskedPictures,
+    Completion,
+    FinishReason,
+    Ints,
+    NumberedCompletions,
+    Prompt,
+    RewardResult,
+    Sampling,
+)
 from tests import limits
 from tests.unit.rollout.build import make_prompt
 
@@ -33,6 +43,7 @@ class Group(Ranks[Any]):
     def __init__(self, answer: Any, size: int = 2) -> None:
         self.answer, self.size = answer, size
         self.calls: list[tuple[str, int, tuple[Any, ...], float]] = []
+        self.shown: list[object] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -59,6 +70,7 @@ class Group(Ranks[Any]):
         seconds: float,
     ) -> AsyncGenerator[NumberedCompletions, None]:
         self.calls.append((method.__name__, rank, (token_ids, sampling, seed), seconds))
+        self.shown.append(shown)
         await self.may_answer.wait()
         yield list(enumerate(self.answer))[::-1]
 
@@ -66,8 +78,10 @@ class Group(Ranks[Any]):
         return 7
 
 
-def encode(message: str) -> Ints:
-    return np.arange(len(message), dtype=np.int32)
+def encode(message: str, pictures: Sequence[str]) -> tuple[Ints, AskedPictures | None]:
+    files = tuple(picture.encode() for picture in pictures)
+    shown = AskedPictures(np.zeros(1, np.int32), files, ("a",) * len(files)) if files else None
+    return np.arange(len(message), dtype=np.int32), shown
 
 
 def completion(text: str, reason: FinishReason = FinishReason.STOP) -> Completion:
@@ -85,6 +99,24 @@ def test_an_engine_answers_as_often_as_told() -> None:
     ((method, _, (token_ids, sampling, seed), _),) = group.calls
     assert (method, token_ids.tolist(), sampling) == ("generate", [0, 1, 2, 3], SAMPLING)
     assert seed == message_seed(3, "four") != message_seed(4, "four") and 0 <= seed < 2**31
+
+
+def test_engine_gets_pictures_of_message() -> None:
+    group = Group([completion("yes"), completion("no")])
+    assert asyncio.run(engine_judge(group).ask("four", ["one", "two"])).answers == ("yes", "no")
+    assert asyncio.run(engine_judge(group).ask("five")).answers == ("yes", "no")
+    seen, none = group.shown
+    assert isinstance(seen, AskedPictures) and seen.files == (b"one", b"two") and none is None
+
+
+def test_picture_that_judge_cannot_see_is_a_failure() -> None:
+    def refuse(message: str, pictures: Sequence[str]) -> tuple[Ints, AskedPictures | None]:
+        raise PictureFault("is too thin")
+
+    group = Group([completion("yes")])
+    judge = engine_judge(group)
+    judge._encode = refuse
+    assert "is too thin" in asyncio.run(judge.ask("four", ["one"])).failure and not group.calls
 
 
 def test_message_exceeding_judge_context_is_not_asked() -> None:
@@ -137,7 +169,7 @@ def test_sequences_go_to_the_least_busy_worker() -> None:
         group = Group([0.5])
         group.may_answer.clear()
         engines = ScorerEngines(cast(WorkerGroup, group), limits.CALL, limits.CALL, limits.START)
-        asking = asyncio.gather(*(engines.scores([np.zeros(length, np.int32)]) for length in (9, 3, 3, 4)))
+        asking = asyncio.gather(*(engines.scores([np.zeros(length, np.int32)], [None]) for length in (9, 3, 3, 4)))
         while len(group.calls) < 4:
             await asyncio.sleep(0)
         group.may_answer.set()

@@ -1,4 +1,4 @@
-"""Pictures in RLVR: how the policy sees them, and how its responses end then."""
+"""How the model in training sees pictures, and how the responses of a policy end then."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.derived.sight import blind_faults
 from roll.config.schema.model import ModelConfig
+from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig
 from roll.data.chat import EndOfTurn
@@ -19,16 +20,19 @@ from roll.runs.role_models import model_path
 
 
 def sight_of(
-    config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, model_args: ModelConfig, others: Mapping[str, RoleConfig]
+    config: RlvrConfig | OfflineConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model_args: ModelConfig,
+    others: Mapping[str, RoleConfig],
 ) -> Sight | None:
-    """Return how the policy sees pictures, None if it sees none. The tokenizer gets its processor's chat template.
+    """Return how a model sees pictures, None if it sees none. The tokenizer gets its processor's chat template.
 
     Args:
-        model_args: those of the policy.
-        others: other roles that read the policy's sequences, by name.
+        model_args: those of the model, the policy or another learner.
+        others: other roles that read the model's sequences, by name.
 
     Raises:
-        ConfigError: the policy sees no pictures, and a key about them is set.
+        ConfigError: the model sees no pictures, and a key about them is set.
         DataError: the image processor cannot be used, or another role sees pictures differently.
     """
     path = model_path(config, model_args)
@@ -48,10 +52,13 @@ def policy_sight(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> Sigh
 
 
 def _check_same(sight: Sight | None, path: str, name: str, trust_remote_code: bool) -> None:
-    """Raise DataError if the model of a role turns pictures into other tokens or pixels than the policy does."""
+    """Raise DataError if the model of a role turns pictures into other tokens or pixels than the learner does."""
     theirs = load_sight(path, load_tokenizer(path, trust_remote_code), trust_remote_code)
     if (theirs and theirs.identity) != (sight and sight.identity):
-        place, problem = f"{name}.model_args.model_name_or_path", f"'{path}' sees pictures differently from the policy"
+        place, problem = (
+            f"{name}.model_args.model_name_or_path",
+            f"'{path}' sees pictures differently from the trained model",
+        )
         raise DataError(Fault(place, problem, "use a model of the same family, with the same image processor", "unfit"))
 
 
