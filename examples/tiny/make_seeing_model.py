@@ -1,5 +1,5 @@
-"""Writes the model of the tiny examples with pictures: random weights, in the shape of Qwen2.5-VL, Qwen3-VL, SmolVLM or
-Idefics3.
+"""Writes the model of the tiny examples with pictures: random weights, in the shape of Qwen2.5-VL, Qwen3-VL, Qwen3.5,
+SmolVLM or Idefics3.
 
     python examples/tiny/make_seeing_model.py FOLDER [--family qwen2_5_vl] [--seed 0]
 
@@ -37,7 +37,7 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 TILED = ("smolvlm", "idefics3")
 """Families that see a picture in tiles."""
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", *TILED)
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", *TILED)
 POSITIONS = 1024
 PATCH, MERGE, TILE = 8, 2, 32
 """Side of a patch in pixels; of a placeholder token in patches; of a tile in pixels (SmolVLM)."""
@@ -87,6 +87,15 @@ TEXT: dict[str, Any] = {
     "pad_token_id": PAD_ID,
 }
 """The text model. A head has 16 numbers, of whose 8 frequencies time, height and width have 2, 3 and 3."""
+HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+"""What the text model of Qwen3.5 has besides. A quarter of a head's numbers are rotated, which are 4 frequencies."""
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -133,10 +142,14 @@ def build_config(family: str, tied: bool = False) -> Any:
     if family == "qwen2_5_vl":
         vision |= {"window_size": 2 * MERGE * PATCH, "fullatt_block_indexes": [1]}
     else:
-        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
-    text = {**TEXT, "rope_parameters": ROPE | ({"mrope_interleaved": True} if family == "qwen3_vl" else {})}
+        vision |= {"num_position_embeddings": 36}
+    text = {**TEXT, "rope_parameters": ROPE | ({} if family == "qwen2_5_vl" else {"mrope_interleaved": True})}
     if family == "qwen3_vl":
+        vision["deepstack_visual_indexes"] = [0, 1]
         text["head_dim"] = TEXT["hidden_size"] // TEXT["num_attention_heads"]
+    elif family == "qwen3_5":
+        text |= HYBRID | {"tie_word_embeddings": tied}
+        text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
     ids = {
         f"{name}_token_id": tokens[mark]
         for name, mark in zip(("vision_start", "vision_end", "image", "video"), QWEN_MARKS, strict=True)
@@ -153,6 +166,8 @@ def build_seeing_model(family: str, seed: int, tied: bool = False) -> PreTrained
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # which would be 0, so that no test would notice a missing one
                 torch.nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("A_log"):  # with transformers' own, most states would decay within a token
+                torch.nn.init.uniform_(parameter, -4.0, 0.0)
     model.config.architectures = [type(model).__name__]
     model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
     return model

@@ -315,17 +315,26 @@ def _filled(pieces: Sequence[str], left: Iterator[str]) -> Iterator[str]:
         yield piece
 
 
-def load_sight(model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False) -> Sight | None:
+def load_sight(
+    model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False, asked: bool | None = None
+) -> Sight | None:
     """Return how a model sees pictures; None if it sees none. The tokenizer gets the processor's chat template.
 
+    Args:
+        asked: `model_args.sees_pictures`.
+
     Raises:
-        DataError: the model's image processor cannot be read, or does not fit the model or the tokenizer.
+        DataError: the model's image processor cannot be read, or does not fit the model or the tokenizer. Or it was
+            asked that the model sees pictures, and roll runs no tower of it.
     """
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError):  # a model without a readable configuration is reported when it is loaded
         return None
-    if not sees_pictures(config.model_type):
+    if not sees_pictures(config.model_type, asked):
+        if asked:
+            problem = f"true, but '{model}' is a {config.model_type}, of which roll runs no vision tower"
+            raise DataError(Fault("model_args.sees_pictures", problem, "remove it, or use another model", "no_effect"))
         return None
     try:
         processor = AutoImageProcessor.from_pretrained(model, backend="pil", trust_remote_code=trust_remote_code)

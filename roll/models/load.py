@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from roll.config.derived.model_shape import LINEAR
+from roll.config.derived.model_shape import LINEAR, sees_pictures
 from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
@@ -242,10 +242,10 @@ def load_fixed_model(path: str, model_args: ModelConfig, packed: bool = True) ->
     Raises the same errors as `load_causal_model`.
     """
     try:
-        sees_pictures = _sees(path, model_args)
+        is_seeing = _sees(path, model_args)
     except (OSError, ValueError):  # `load_causal_model` says what is wrong
-        sees_pictures = False
-    return (load_seeing_model if sees_pictures else load_causal_model)(path, model_args, packed)
+        is_seeing = False
+    return (load_seeing_model if is_seeing else load_causal_model)(path, model_args, packed)
 
 
 def load_seeing_policy(path: str, model_args: ModelConfig, seed: int) -> PackedPolicy:
@@ -375,7 +375,8 @@ def unfit(path: str, why: str) -> Fault:
 
 
 def _sees(path: str, model_args: ModelConfig) -> bool:
-    return sees(AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code))
+    config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
+    return sees_pictures(config.model_type, model_args.sees_pictures)
 
 
 def _seeing(path: str) -> Fault:

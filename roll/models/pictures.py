@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from roll.config.derived.model_shape import TILED, sees_pictures
+from roll.config.derived.model_shape import TILED, has_known_tower
 from roll.config.schema.model import FrozenVision
 from roll.errors import ConfigError, Fault
 from roll.types import Pictures, Sequences
@@ -61,8 +61,8 @@ def to_device(values: np.ndarray, device: str) -> Tensor:
 
 
 def sees(config: PreTrainedConfig) -> bool:
-    """Return whether a model of transformers has a tower that `PictureTower` runs."""
-    return sees_pictures(config.model_type)
+    """Return whether a loaded model has a tower that `PictureTower` runs."""
+    return has_known_tower(config.model_type)
 
 
 def is_of_vision(name: str) -> bool:

@@ -103,7 +103,7 @@ def test_blind_policy_refuses_keys_of_pictures(refused: Callable[..., ConfigErro
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("gemma3", "both directions"), ("qwen3_5", "gated-delta"), ("llava", "not tried")]
+    ("kind", "why"), [("gemma3", "both directions"), ("qwen3_5_moe", "gated-delta"), ("llava", "not tried")]
 )
 def test_tower_that_is_not_run_is_named(kind: str, why: str, refused: Callable[..., ConfigError], folder: Path) -> None:
     (folder / kind).mkdir()
@@ -111,6 +111,51 @@ def test_tower_that_is_not_run_is_named(kind: str, why: str, refused: Callable[.
     (folder / kind / "config.json").write_text(json.dumps(values))
     faults = refused("tiny_rlvr_pictures", f"pretrain={kind}", "++actor_train.data_args.images=seen").faults
     assert_fault(faults, "actor_train.data_args.images", "no_effect", why, "qwen2_5_vl")
+
+
+BOTH_WAYS = ("qwen3_5",)
+
+
+@pytest.mark.parametrize("kind", BOTH_WAYS)
+def test_tower_that_was_not_asked_for_is_named(kind: str, refused: Callable[..., ConfigError], folder: Path) -> None:
+    write_seeing_model(folder / kind, kind, seed=0)
+    faults = refused("tiny_rlvr_pictures", f"pretrain={kind}", "++actor_train.data_args.images=seen").faults
+    assert_fault(faults, "actor_train.data_args.images", "no_effect", kind, "model_args.sees_pictures: true")
+
+
+@pytest.mark.parametrize("kind", BOTH_WAYS)
+def test_rows_with_pictures_need_an_asked_tower(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    write_seeing_model(folder / kind, kind, seed=0)
+    with pytest.raises(DataError) as caught:
+        prepare_sft(load_config("tiny_pictures", [f"pretrain={kind}", "sft_train.data_args.template=raw"]))  # type: ignore[arg-type]
+    assert_fault(caught.value.faults, "train.jsonl:1", "not_supported", "'image'", "model_args.sees_pictures")
+
+
+SEES = "model_args.sees_pictures"
+
+
+def test_tower_is_asked_for_by_policy_and_engine(refused: Callable[..., ConfigError], folder: Path) -> None:
+    write_seeing_model(folder / "qwen3_5", "qwen3_5", seed=0)
+    words = ("pretrain=qwen3_5", f"++actor_train.{SEES}=true", f"++actor_infer.{SEES}=true")
+    faults = refused("tiny_rlvr_pictures", *words[:2]).faults
+    assert_fault(faults, f"actor_infer.{SEES}", "contradiction", "not given", "actor_infer")
+    faults = refused("tiny_rlvr_pictures", words[0], words[2]).faults
+    assert_fault(faults, f"actor_infer.{SEES}", "contradiction", "true", "in none of them")
+
+
+def test_tower_that_cannot_be_run_is_not_asked_for(
+    refused: Callable[..., ConfigError], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = refused("tiny_pictures", "pretrain=blind", f"++sft_train.{SEES}=true").faults
+    assert_fault(faults, f"sft_train.{SEES}", "no_effect", "true", "remove it")
+    faults = refused("tiny_dpo", f"++actor_train.{SEES}=true").faults
+    assert_fault(faults, f"actor_train.{SEES}", "not_supported", "true", "remove it")
+    assert refused("tiny_pictures", f"++sft_train.{SEES}=false").faults
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError) as caught:
+        load_sight("blind", load_tokenizer("blind"), asked=True)
+    assert_fault(caught.value.faults, SEES, "no_effect", "qwen2", "remove it")
 
 
 def test_frozen_tower_beside_adapter_is_contradiction(refused: Callable[..., ConfigError]) -> None:

@@ -20,10 +20,12 @@ HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 """Values of `model_type` for models that mix gated-delta layers with attention layers."""
 REPLAYED = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")
 """Values of `model_type` for models whose routers can replay the engine's choice of experts, as tests show."""
-PATCHED = ("qwen2_5_vl", "qwen3_vl")
+PATCHED = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 """Values of `model_type` for models that see the patches of a picture, in positions that follow its grid."""
 TILED = ("smolvlm", "idefics3")
 """Values of `model_type` for models that see a picture in tiles of one size."""
+BOTH_WAYS = ("qwen3_5",)
+"""Those of them that see pictures only with `model_args.sees_pictures`, and of which else the text model is trained."""
 LINEAR = "linear_attention"
 """Name of a gated-delta layer in `layer_types` of config.json."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -191,7 +193,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures, Qwen3.5's text model,
-        Qwen2.5-VL, Qwen3-VL and SmolVLM.
+        Qwen2.5-VL, Qwen3-VL, Qwen3.5 and SmolVLM.
         """
         seeing = self.vision.tower + self.vision.projector if self.vision else 0
         return self._parameters(self.experts.count if self.experts else 0) + seeing
@@ -342,23 +344,30 @@ def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
     return None
 
 
-def read_shape(file: Path) -> ModelShape | None:
-    """Return the shape in a config.json, None for an unsupported model. Raises ValueError if it cannot be read."""
+def read_shape(file: Path, asked: bool | None = None) -> ModelShape | None:
+    """Return the shape in a config.json, None for an unsupported model. Raises ValueError if it cannot be read.
+
+    Args:
+        asked: `model_args.sees_pictures`.
+    """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(values, dict):
         raise ValueError("it contains no JSON object")
-    return shape_of(values)
+    return shape_of(values, asked)
 
 
-def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
+def shape_of(values: Mapping[str, Any], asked: bool | None = None) -> ModelShape | None:
     """Return the shape in the values of a config.json, or None for an unsupported kind of model.
 
     For a vision model, this is the shape of its text model, and of the tower if roll trains it.
+
+    Args:
+        asked: `model_args.sees_pictures`.
     """
-    if sees_pictures(values.get("model_type")):
+    if sees_pictures(values.get("model_type"), asked):
         return _seeing_shape(values)
     if is_seeing_hybrid(values.get("model_type")) and isinstance(text := values.get("text_config"), Mapping):
         tied = values.get("tie_word_embeddings", False)
@@ -386,7 +395,7 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
     )
 
 
-TEXT_TYPES = {"qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text"}
+TEXT_TYPES = {"qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text", "qwen3_5": "qwen3_5_text"}
 """By `model_type` of a seeing model, that of its text model. Of the others it is Llama's."""
 
 
@@ -396,7 +405,7 @@ def _seeing_shape(values: Mapping[str, Any]) -> ModelShape | None:
     text = values.get("text_config") if isinstance(values.get("text_config"), Mapping) else values
     assert isinstance(text, Mapping)
     tied = bool(values.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-    heads = {"head_dim": 128} if kind == "qwen3_vl" else {}
+    heads = {"head_dim": {"qwen3_vl": 128, "qwen3_5": 256}[kind]} if kind in ("qwen3_vl", "qwen3_5") else {}
     own = {**heads, **text, "model_type": TEXT_TYPES.get(kind, "llama"), "tie_word_embeddings": tied}
     shape = shape_of(own)
     if shape is None or not isinstance(vision, Mapping):
@@ -407,7 +416,7 @@ def _seeing_shape(values: Mapping[str, Any]) -> ModelShape | None:
 
 def _patches(vision: Mapping[str, Any], kind: str, text: ModelShape) -> VisionShape:
     """Return the tower of Qwen's models. Defaults are transformers'."""
-    is_third = kind == "qwen3_vl"
+    is_third = kind != "qwen2_5_vl"
     hidden = vision.get("hidden_size", 1152 if is_third else 3584)
     inner = vision.get("intermediate_size", 4304 if is_third else 3420)
     layers, merge = vision.get("depth", 27 if is_third else 32), vision.get("spatial_merge_size", 2)
@@ -421,7 +430,7 @@ def _patches(vision: Mapping[str, Any], kind: str, text: ModelShape) -> VisionSh
         tower = values * hidden + layers * layer
         return VisionShape(kind, hidden, inner, layers, tower, hidden + merger, merge**2, values)
     layer = 4 * hidden + attention + 2 * hidden * inner + inner + hidden
-    deep = len(vision.get("deepstack_visual_indexes", (8, 16, 24)))
+    deep = len(vision.get("deepstack_visual_indexes", (8, 16, 24))) if kind == "qwen3_vl" else 0
     tower = (values + 1 + vision.get("num_position_embeddings", 2304)) * hidden + layers * layer
     projector = 2 * hidden + merger + deep * (2 * wide + merger)
     return VisionShape(kind, hidden, inner, layers, tower, projector, merge**2, values)
@@ -481,9 +490,14 @@ def is_seeing_hybrid(model_type: object) -> bool:
     return f"{model_type}_text" in HYBRIDS
 
 
-def sees_pictures(model_type: object) -> bool:
-    """Return whether roll trains models of this type on pictures."""
+def has_known_tower(model_type: object) -> bool:
+    """Return whether models of this type have a vision tower that roll can train on pictures."""
     return model_type in (*PATCHED, *TILED)
+
+
+def sees_pictures(model_type: object, asked: bool | None) -> bool:
+    """Return whether roll trains models of this type on pictures, given `model_args.sees_pictures`."""
+    return has_known_tower(model_type) and (bool(asked) or model_type not in BOTH_WAYS)
 
 
 def config_file(model: str) -> Path | None:

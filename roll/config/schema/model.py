@@ -90,6 +90,11 @@ class ModelConfig(StrictConfig):
         description="Models that see pictures: what stays as it is. `tower`: the vision tower, while the projector "
         "into the text model is trained; `all`: both; `none`: neither. With `lora_target`, both always stay.",
     )
+    sees_pictures: Literal[True] | None = Field(
+        None,
+        description="Of a model that roll trains both ways (Qwen3.5), load the vision tower as well, so that rows "
+        "may show pictures. If not given, its text model alone is trained. Other models that see pictures always do.",
+    )
     trust_remote_code: bool = Field(False, description="Allow Python code from the model repository to run.")
 
     @property

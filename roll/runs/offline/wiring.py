@@ -88,7 +88,8 @@ def prepare_rows(config: OfflineConfig, kind: Kind, learn_all: bool = False) -> 
     limits = length_limits(config)
     embedded = embedding_rows(config, tokenizer, model_roles(config).values())
     sees = isinstance(config, SftConfig)
-    sight = load_sight(path, tokenizer, learning.model_args.trust_remote_code) if sees else None
+    own = learning.model_args
+    sight = load_sight(path, tokenizer, own.trust_remote_code, own.sees_pictures) if sees else None
     if sight is None and (faults := [*blind_faults(config)]):
         raise ConfigError(*faults)
 

@@ -34,7 +34,7 @@ class Eyes:
     def __init__(self, folder: Path, family: str) -> None:
         write_seeing_model(folder / family, family, seed=0)
         self.tokenizer = load_tokenizer(str(folder / family))
-        sight = load_sight(str(folder / family), self.tokenizer)
+        sight = load_sight(str(folder / family), self.tokenizer, asked=True)
         assert sight is not None
         self.sight: Sight = sight
 

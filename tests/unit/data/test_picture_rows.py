@@ -48,7 +48,7 @@ class Eye:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(str(folder))
-        sight = load_sight(str(folder), self.tokenizer)
+        sight = load_sight(str(folder), self.tokenizer, asked=True)
         assert sight is not None
         self.sight: Sight = sight
 
