@@ -353,7 +353,7 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
 def _media(problem: str, at: str = "") -> MessageFault:
     remedy = (
         "remove such rows, or describe the content in words; `pipeline: sft` and `pipeline: rlvr` read pictures as "
-        "parts of a content if the model sees them (Qwen3.5: with model_args.sees_pictures: true)"
+        "parts of a content if the model sees them (Qwen3.5 and Gemma 3: with model_args.sees_pictures: true)"
     )
     return MessageFault(
         "images, video or audio",

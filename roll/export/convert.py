@@ -72,7 +72,7 @@ def write_peft(source: CheckpointSource, out: Path) -> None:
     tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
     tokenizer = _tokenizer(source)
     write_adapter_folder(out, tensors, model, tokenizer, response_ends(source, tokenizer))
-    if sees(base.config):
+    if sees(base):
         copy_processor(source.model, out)
 
 
@@ -143,7 +143,7 @@ def _write(
 ) -> None:
     tokenizer = _tokenizer(source)
     write_model(out, buckets, model, tokenizer, response_ends(source, tokenizer))
-    if sees(model.config):
+    if sees(model):
         copy_processor(source.model, out)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from roll.config.derived.batch import learner
-from roll.config.derived.model_shape import BOTH_WAYS, PATCHED, TILED, config_file
+from roll.config.derived.model_shape import BOTH_WAYS, PATCHED, SQUARE, TILED, config_file
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import Fault
@@ -16,7 +16,6 @@ WISH = "sees_pictures"
 """Key of `model_args` with which the tower of some models is run."""
 ASKED = f"model_args.{WISH}: true"
 UNREAD = {
-    "gemma3": "its picture tokens attend to each other in both directions, and packed attention is causal",
     "qwen3_5_moe": "pictures were not tried with experts beside gated-delta layers",
     "qwen3_vl_moe": "pictures were not tried with experts",
 }
@@ -45,7 +44,7 @@ def blind_faults(config: Config | OfflineConfig) -> Iterator[Fault]:
     if "freeze_vision" in learning.model_args.model_fields_set:
         given["model_args.freeze_vision"] = learning.model_args.freeze_vision
     why = unread_tower(learning.model_args.model_name_or_path or config.pretrain) or "the model sees no pictures"
-    remedy = f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED))})"
+    remedy = f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED, *SQUARE))})"
     if why.endswith(ASKED):
         remedy = f"remove it, or set {ASKED} in all roles that read the policy's sequences"
     for key, value in given.items():
