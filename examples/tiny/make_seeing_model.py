@@ -118,11 +118,11 @@ def build_seeing_tokenizer(family: str) -> PreTrainedTokenizerBase:
     vocabulary = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
     vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
     special: dict[str, Any] = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], **special)
     marks, template = (SMOL_MARKS, SMOL_TEMPLATE) if family in TILED else (QWEN_MARKS, QWEN_TEMPLATE)
     if family in SQUARE:
         marks, template = GEMMA_MARKS, GEMMA_TEMPLATE
-        special |= {"extra_special_tokens": dict(zip(("boi_token", "eoi_token", "image_token"), marks, strict=True))}
+        special |= dict(zip(("boi_token", "eoi_token", "image_token"), marks, strict=True))
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], **special)
     tokenizer.add_tokens(list(marks), special_tokens=True)
     tokenizer.chat_template, tokenizer.model_max_length = template, POSITIONS
     return tokenizer

@@ -99,7 +99,7 @@ def packed_attention(
     is_simple = window is None and spans is None
     seen = None if is_plain and is_simple else seen_keys(max_length_q, window, query.device)
     if spans is not None and seen is not None:
-        seen = seen_with_pictures(seen, window, rows, columns, spans)
+        seen = seen_with_pictures(seen, window, count, rows, columns, spans)
     if is_plain:
         out = nn.functional.scaled_dot_product_attention(
             *rows_of, attn_mask=seen, dropout_p=dropout, is_causal=seen is None, scale=scaling, enable_gqa=True

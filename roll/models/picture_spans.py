@@ -98,17 +98,20 @@ def with_pictures(
     return out.index_copy(0, spans.placeholders, rows)
 
 
-def seen_with_pictures(seen: Tensor, window: int | None, rows: Tensor, columns: Tensor, spans: PictureSpans) -> Tensor:
+def seen_with_pictures(
+    seen: Tensor, window: int | None, count: int, rows: Tensor, columns: Tensor, spans: PictureSpans
+) -> Tensor:
     """Return which keys each query sees, in sequences side by side.
 
     Args:
         seen: bool [L, L], the keys that a query sees without pictures, by query and key.
+        count: N, number of sequences.
         rows, columns: int64 [T], sequence and place in it of each token.
 
     Returns:
         bool [N, 1, L, L].
     """
-    length, count = len(seen), int(rows[-1]) + 1
+    length = len(seen)
     pictures = torch.full((count, length), -1, device=seen.device)
     number = torch.arange(len(spans.offsets) - 1, device=seen.device).repeat_interleave(spans.length)
     pictures[rows[spans.placeholders], columns[spans.placeholders]] = number

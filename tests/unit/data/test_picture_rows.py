@@ -16,10 +16,11 @@ import pytest
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 from transformers.image_utils import load_image
+from transformers.models.gemma3 import Gemma3Processor
 from transformers.models.idefics3 import Idefics3Processor
 from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
 
-from examples.tiny.make_seeing_model import FAMILIES, TILED, write_seeing_model
+from examples.tiny.make_seeing_model import FAMILIES, SQUARE, TILED, write_seeing_model
 from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
 from roll.data.picture_parts import MARK
@@ -104,9 +105,12 @@ def said(text: str) -> dict[str, str]:
 
 def processors_inputs(eye: Eye, row: dict[str, Any], pictures: Sequence[Image.Image]) -> Any:
     """Return what transformers' own processor makes of a conversation."""
-    is_tiled = eye.sight.model_type in TILED
-    kind: Any = Idefics3Processor if is_tiled else Qwen2_5_VLProcessor
-    more: dict[str, Any] = {"image_seq_len": 4} if is_tiled else {"video_processor": None}
+    kind: Any = Qwen2_5_VLProcessor
+    more: dict[str, Any] = {"video_processor": None}
+    if eye.sight.model_type in TILED:
+        kind, more = Idefics3Processor, {"image_seq_len": 4}
+    elif eye.sight.model_type in SQUARE:
+        kind, more = Gemma3Processor, {"image_seq_length": 4}
     # transformers' check wants a video processor, whose package is not installed.
     with mock.patch.object(kind, "check_argument_for_proper_class"):
         made = kind(image_processor=eye.sight.processor, tokenizer=eye.tokenizer, **more)
@@ -133,7 +137,7 @@ def test_tokens_and_pixels_equal_the_processors(
     assert sequence.shown is not None and sequence.shown.counts.tolist() == [4]
     pixels = expected["pixel_values"]
     assert np.array_equal(sequence.shown.values, pixels.reshape(len(sequence.shown.values), -1))
-    if family not in TILED:
+    if family not in (*TILED, *SQUARE):
         grids = np.pad(sequence.shown.grids * 2, ((0, 0), (1, 0)), constant_values=1)
         assert np.array_equal(grids, expected["image_grid_thw"])
     placeholders = np.flatnonzero(sequence.token_ids == own.sight.token_id)
