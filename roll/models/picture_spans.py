@@ -1,9 +1,9 @@
 """Attention of models whose placeholders of a picture see each other in both directions, as in Gemma 3.
 
 Other tokens see those before them. A placeholder also sees the rest of its picture, so that its keys are an unbroken
-run: from the start of its sequence, or of its window, to the end of its picture. Kernels for packed sequences have
-different numbers of queries and keys, so a second call, with the placeholders as queries, computes their rows. The first
-call computes all other rows causally.
+run: from the start of its sequence, or of its window, to the end of its picture. Kernels for packed sequences take
+different numbers of queries and keys. So a second call, with the placeholders as queries, computes their rows, and the
+first call computes all other rows causally.
 """
 
 from __future__ import annotations

@@ -63,7 +63,12 @@ class SeeingCase:
 
     @property
     def model_args(self) -> ModelConfig:
-        keys = {"dtype": "fp32", "sees_pictures": True, "gradient_checkpointing": self.checkpointing, "compile_layers": False}
+        keys = {
+            "dtype": "fp32",
+            "sees_pictures": True,
+            "gradient_checkpointing": self.checkpointing,
+            "compile_layers": False,
+        }
         lora = {"lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0} if self.lora else {}
         return ModelConfig.model_validate(keys | lora | {"freeze_vision": self.frozen})
 

@@ -52,7 +52,9 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder, batch_of(request.param, AutoConfig.from_pretrained(folder).image_token_id).sequences
 
 
-def said(seeing: tuple[Path, Sequences], dtype: str, device: str, alone: bool = False, compiled: bool = False) -> Tensor:
+def said(
+    seeing: tuple[Path, Sequences], dtype: str, device: str, alone: bool = False, compiled: bool = False
+) -> Tensor:
     """Return the log-probs of the tokens in the loss, fp32 [S]."""
     folder, sequences = seeing
     model_args = ModelConfig.model_validate({"dtype": dtype, "sees_pictures": True})

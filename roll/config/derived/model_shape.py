@@ -432,7 +432,12 @@ def _seeing_shape(values: Mapping[str, Any]) -> ModelShape | None:
     text = values.get("text_config") if isinstance(values.get("text_config"), Mapping) else values
     assert isinstance(text, Mapping)
     tied = bool(values.get("tie_word_embeddings", text.get("tie_word_embeddings", kind in SQUARE)))
-    own = {**TEXT_DEFAULTS.get(kind, {}), **text, "model_type": TEXT_TYPES.get(kind, "llama"), "tie_word_embeddings": tied}
+    own = {
+        **TEXT_DEFAULTS.get(kind, {}),
+        **text,
+        "model_type": TEXT_TYPES.get(kind, "llama"),
+        "tie_word_embeddings": tied,
+    }
     shape = shape_of(own)
     if shape is None or not isinstance(vision, Mapping):
         return None

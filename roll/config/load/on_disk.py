@@ -121,9 +121,7 @@ def _models(config: Config, found: DiskFacts) -> None:
             found.shapes[role_name] = shape
 
 
-def _model(
-    model: str, asked: bool | None, where: str, longest: int, limit: str, found: DiskFacts
-) -> ModelShape | None:
+def _model(model: str, asked: bool | None, where: str, longest: int, limit: str, found: DiskFacts) -> ModelShape | None:
     if is_address(model) and (fault := description_fault(where, model)) is not None:
         found.missing.append(fault)
     file = config_file(model)

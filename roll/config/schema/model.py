@@ -92,8 +92,8 @@ class ModelConfig(StrictConfig):
     )
     sees_pictures: Literal[True] | None = Field(
         None,
-        description="Of a model that roll trains both ways (Qwen3.5, Gemma 3), load the vision tower as well, so that rows "
-        "may show pictures. If not given, it is trained on text alone. Other models that see pictures always do.",
+        description="Load the vision tower of a model that is also trained on text alone (Qwen3.5, Gemma 3), so that "
+        "rows may show pictures. If not given, rows show none. Other models that see pictures always have theirs.",
     )
     trust_remote_code: bool = Field(False, description="Allow Python code from the model repository to run.")
 

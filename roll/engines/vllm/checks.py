@@ -184,8 +184,8 @@ def _not_both_ways(name: str, role: RoleConfig, model_type: str) -> Fault:
     problem = f"vllm, but its vision tower of {model_type} does not take the trainer's weights in a weight sync"
     if role.device_mapping is None:
         problem = (
-            f"vllm, but on the CPU its attention is causal within a picture too, while placeholders of {model_type} see "
-            "each other in both directions: its log-probs would differ from the trainer's"
+            f"vllm, but on the CPU its attention is causal within a picture too, while placeholders of {model_type} "
+            "see each other in both directions: its log-probs would differ from the trainer's"
         )
     return Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer", "not_supported")
 

@@ -65,7 +65,9 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor
     left, right = given["window_size"]
     for part in range(len(q_offsets) - 1):
         own = slice(*q_offsets[part : part + 2].tolist())
-        keys, values = (each[slice(*k_offsets[part : part + 2].tolist())].repeat_interleave(2, dim=1) for each in (k, v))
+        keys, values = (
+            each[slice(*k_offsets[part : part + 2].tolist())].repeat_interleave(2, dim=1) for each in (k, v)
+        )
         distance = torch.arange(len(keys)) - (torch.arange(len(q[own])) + len(keys) - len(q[own]))[:, None]
         hidden = (distance > 0) if given["causal"] else torch.zeros_like(distance, dtype=torch.bool)
         hidden |= (distance < -left) & (left >= 0)

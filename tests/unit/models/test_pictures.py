@@ -205,7 +205,9 @@ def test_gemma_without_its_tower_is_trained_on_text(tmp_path: Path) -> None:
     write_seeing_model(tmp_path / "model", "gemma3", seed=0)
     policy = load_policy(str(tmp_path / "model"), ModelConfig.model_validate({"dtype": "fp32"}), seed=0)
     assert policy.tower is None and not any(each.requires_grad for _, each in vision_parameters(policy.causal))
-    policy(packed_inputs(packing.concatenate([np.arange(9, dtype=np.int32)], [np.arange(9) > 2]), "cpu"))[0].sum().backward()
+    policy(packed_inputs(packing.concatenate([np.arange(9, dtype=np.int32)], [np.arange(9) > 2]), "cpu"))[
+        0
+    ].sum().backward()
     trained = {name for name, each in policy.causal.named_parameters() if each.requires_grad}
     assert trained == {name for name, each in policy.causal.named_parameters() if each.grad is not None}
     assert trained and len(decoder_layers(policy.causal)) == 3
