@@ -86,18 +86,44 @@ def packed_attention(
         size = (-1 if window is None else window - 1, 0)
         out = kernel(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, size)
         return (out if spans is None else with_pictures(out, q, k, v, spans, window, kernel))[None], None
-    rows, columns = packed_positions(cu_seq_lens_q, query.shape[2])
-    count = len(cu_seq_lens_q) - 1
+    parts = query, key, value
+    return padded_attention(parts, cu_seq_lens_q, max_length_q, window, scaling, softcap, s_aux, dropout, spans), None
+
+
+def padded_attention(
+    parts: tuple[Tensor, Tensor, Tensor],
+    offsets: Tensor,
+    longest: int,
+    window: int | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    spans: PictureSpans | None,
+) -> Tensor:
+    """Compute `packed_attention` with one padded row for each sequence.
+
+    Args:
+        parts: the query, key and value of `packed_attention`.
+        offsets, longest: Its `cu_seq_lens_q` and `max_length_q`.
+        window: Number of tokens that a token sees, itself included. None: all before it.
+        scaling, softcap, sinks, dropout, spans: As for `packed_attention`, where sinks are `s_aux`.
+
+    Returns:
+        [1, T, heads, D].
+    """
+    tokens, count = parts[0].shape[2], len(offsets) - 1
+    rows, columns = packed_positions(offsets, tokens)
 
     def side_by_side(packed: Tensor) -> Tensor:
         heads, _, width = packed.shape[1:]
-        laid = packed.new_zeros(count, max_length_q, heads, width)
+        laid = packed.new_zeros(count, longest, heads, width)
         laid[rows, columns] = packed[0].transpose(0, 1)
         return laid.transpose(1, 2)
 
-    rows_of = side_by_side(query), side_by_side(key), side_by_side(value)
-    is_simple = window is None and spans is None
-    seen = None if is_plain and is_simple else seen_keys(max_length_q, window, query.device)
+    rows_of = side_by_side(parts[0]), side_by_side(parts[1]), side_by_side(parts[2])
+    is_plain = softcap is None and sinks is None
+    seen = None if is_plain and window is None and spans is None else seen_keys(longest, window, rows.device)
     if spans is not None and seen is not None:
         seen = seen_with_pictures(seen, window, count, rows, columns, spans)
     if is_plain:
@@ -106,8 +132,8 @@ def packed_attention(
         )
     else:
         assert seen is not None
-        out = attention_by_scores(*rows_of, seen, scaling or query.shape[-1] ** -0.5, softcap, s_aux, dropout)
-    return out.transpose(1, 2)[rows, columns][None], None
+        out = attention_by_scores(*rows_of, seen, scaling or parts[0].shape[-1] ** -0.5, softcap, sinks, dropout)
+    return out.transpose(1, 2)[rows, columns][None]
 
 
 def torch_kernel(

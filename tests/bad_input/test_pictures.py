@@ -120,7 +120,7 @@ BOTH_WAYS = ("qwen3_5", "gemma3")
 
 
 @pytest.mark.parametrize("kind", BOTH_WAYS)
-def test_tower_that_was_not_asked_for_is_named(kind: str, refused: Callable[..., ConfigError], folder: Path) -> None:
+def test_key_that_asks_for_tower_is_named(kind: str, refused: Callable[..., ConfigError], folder: Path) -> None:
     write_seeing_model(folder / kind, kind, seed=0)
     faults = refused("tiny_rlvr_pictures", f"pretrain={kind}", "++actor_train.data_args.images=seen").faults
     assert_fault(faults, "actor_train.data_args.images", "no_effect", kind, "model_args.sees_pictures: true")
@@ -158,7 +158,7 @@ def test_tower_is_asked_for_by_policy_and_engine(refused: Callable[..., ConfigEr
     assert_fault(faults, f"actor_infer.{SEES}", "contradiction", "true", "in none of them")
 
 
-def test_tower_that_cannot_be_run_is_not_asked_for(
+def test_asking_for_unknown_tower_is_refused(
     refused: Callable[..., ConfigError], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = refused("tiny_pictures", "pretrain=blind", f"++sft_train.{SEES}=true").faults

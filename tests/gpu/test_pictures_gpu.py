@@ -67,7 +67,7 @@ def said(
     return torch.cat(found).cpu()
 
 
-def test_log_probs_on_a_gpu_are_those_on_the_cpu(seeing: tuple[Path, Sequences]) -> None:
+def test_log_probs_are_those_of_the_cpu(seeing: tuple[Path, Sequences]) -> None:
     torch.testing.assert_close(said(seeing, "fp32", "cuda"), said(seeing, "fp32", "cpu"), rtol=0, atol=1e-4)
     assert (said(seeing, "bf16", "cuda") - said(seeing, "fp32", "cpu")).abs().mean() < 3e-2
 

@@ -65,7 +65,7 @@ def test_frozen_tower_stays_with_zero3(untrained: World) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", BOTH_WAYS)
-def test_tower_that_was_asked_for_is_trained_and_synced(untrained: World, family: str) -> None:
+def test_asked_tower_is_trained_and_synced(untrained: World, family: str) -> None:
     write_seeing_model(untrained.folder / family, family, seed=0)
     asked = [f"++{role}.model_args.sees_pictures=true" for role in ("actor_train", "actor_infer")]
     changed = changed_by(untrained, f"asked-{family}", *asked, model=family)

@@ -25,7 +25,7 @@ from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
 from roll.data.picture_parts import MARK
 from roll.data.pictures import LARGEST, Sight, decoded, load_sight
-from roll.errors import DataError
+from roll.errors import DataError, FaultCode
 from roll.models.load import load_tokenizer
 from tests.faults import assert_fault
 
@@ -392,3 +392,42 @@ def test_processor_of_another_model_is_refused(seeing: dict[str, Path], tmp_path
     with pytest.raises(DataError) as caught:
         load_sight(str(folder), load_tokenizer(str(folder)))
     assert_fault(caught.value.faults, "pretrain", "unreadable", str(folder), "preprocessor_config.json")
+
+
+def changed_copy(folder: Path, source: Path, file: str, values: dict[str, Any]) -> str:
+    """Copy a model's folder, with other values in a JSON file. Return the copy's folder."""
+    folder.mkdir()
+    for one in source.iterdir():
+        (folder / one.name).write_bytes(one.read_bytes())
+    known = json.loads((folder / file).read_text())
+    for key, value in values.items():
+        known[key] = known[key] | value if isinstance(value, dict) else value
+    (folder / file).write_text(json.dumps(known))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "code", "word"),
+    [
+        ("preprocessor_config.json", {"do_pan_and_scan": True}, "not_supported", "do_pan_and_scan"),
+        ("preprocessor_config.json", {"do_resize": False}, "unfit", "do_resize False"),
+        ("preprocessor_config.json", {"size": {"height": 64}}, "unfit", "size (64, 32)"),
+        ("config.json", {"text_config": {"sliding_window": 3}}, "not_supported", "sliding window of 3"),
+        ("config.json", {"eoi_token_index": 319}, "unfit", "mark around pictures, the token 319"),
+    ],
+)
+def test_gemma_that_would_see_otherwise_is_refused(
+    file: str, values: dict[str, Any], code: FaultCode, word: str, seeing: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = changed_copy(tmp_path / "model", seeing["gemma3"], file, values)
+    with pytest.raises(DataError) as caught:
+        load_sight(folder, load_tokenizer(folder), asked=True)
+    assert_fault(caught.value.faults, "pretrain", code, word, "")
+
+
+def test_placeholder_in_text_of_gemma_is_refused(seeing: dict[str, Path], write_jsonl: Write, tmp_path: Path) -> None:
+    noise((40, 24)).save(tmp_path / "0.png")
+    for mark in ("<image_soft_token>", "<start_of_image>"):
+        with pytest.raises(DataError) as caught:
+            Eye(seeing["gemma3"]).rows(write_jsonl([asking(at("0.png"), said(f"What is {mark}?"))]))
+        assert_fault(caught.value.faults, ":1", "contradiction", mark, "remove")
