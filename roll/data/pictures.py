@@ -375,6 +375,9 @@ def _check_square(model: str, config: Any, processor: Any) -> Iterator[Fault]:
     if processor.do_pan_and_scan:
         problem = f"the image processor of '{model}' has do_pan_and_scan, and roll shows a picture without crops"
         yield Fault("pretrain", problem, "set it to false in preprocessor_config.json", "not_supported")
+    if getattr(config.vision_config, "vision_use_head", True):
+        problem = f"the vision tower of '{model}' has a head that pools, which Gemma 3 does not use"
+        yield Fault("pretrain", problem, "set vision_use_head to false in config.json", "not_supported")
     window, tokens = config.get_text_config().sliding_window, config.mm_tokens_per_image
     if window is not None and tokens > window:
         problem = f"a picture of '{model}' has {tokens} tokens, more than its sliding window of {window}"

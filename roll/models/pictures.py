@@ -188,7 +188,7 @@ class PictureTower:
         """
         features = self.features(shown or self._nothing(device))
         if shown is not None:
-            seen = {"mm_encoder_outputs": {"image": with_copies(features, shown)}}
+            seen: dict[str, Any] = {"mm_encoder_outputs": {"image": with_copies(features, shown)}}
             if self._is_square:
                 seen["spans"] = self._spans(shown, device)
             return seen, None

@@ -37,10 +37,11 @@ CASES = [
     *(SeeingCase("qwen3_vl", stage, frozen="tower") for stage in (2, 3)),
     *(SeeingCase("smolvlm", stage, frozen="all") for stage in (0, 3)),
     *(SeeingCase("qwen2_5_vl", stage, lora=True) for stage in (2, 3)),
-    SeeingCase("qwen3_5", 3, lora=True),
+    *(SeeingCase(family, 3, lora=True) for family in ("qwen3_5", "gemma3")),
     SeeingCase("qwen3_5", 2, frozen="tower"),
     *(SeeingCase(family, 3, checkpointing="none") for family in FAMILIES),
     SeeingCase("qwen2_5_vl", 3, frozen="tower", checkpointing="attention"),
+    SeeingCase("gemma3", 2, frozen="tower", checkpointing="attention"),
 ]
 QUICK = [
     SeeingCase("qwen2_5_vl", 3),

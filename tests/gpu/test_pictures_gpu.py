@@ -34,9 +34,8 @@ def test_kernel_sees_pictures_in_both_directions(window: int | None) -> None:
     inputs = [each.detach().to("cuda", torch.bfloat16).requires_grad_() for each in exact]
     spans = picture_spans(places(), LENGTH, window, torch.device("cuda"))
     given: dict[str, Any] = {"max_length_q": 21, "cu_seq_lens_q": torch.from_numpy(offsets()).int().cuda()}
-    out, _ = packed_attention(
-        nn.Identity(), inputs[0], inputs[1], inputs[2], None, sliding_window=window, spans=spans, **given
-    )
+    attend: Any = packed_attention
+    out, _ = attend(nn.Identity(), *inputs, None, sliding_window=window, spans=spans, **given)
     expected = written_out(*exact, window)
     torch.testing.assert_close(out.double().cpu(), expected, rtol=0, atol=3e-2)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

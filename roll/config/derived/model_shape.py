@@ -486,19 +486,14 @@ def _square(vision: Mapping[str, Any], values: Mapping[str, Any], text: ModelSha
     layers, side = vision.get("num_hidden_layers", 12), vision.get("patch_size", 16)
     patch, patches = vision.get("num_channels", 3) * side**2, (vision.get("image_size", 224) // side) ** 2
     tower = _siglip(hidden, inner, layers, patch, patches)
-    if vision.get("vision_use_head", True):  # pools by attention, which Gemma 3 does not use
-        tower += hidden + _siglip_layer(hidden, inner) - 2 * hidden
     per_token = patches // values.get("mm_tokens_per_image", 256)
     return VisionShape("gemma3", hidden, inner, layers, tower, hidden * text.hidden_size + hidden, per_token, patch)
 
 
 def _siglip(hidden: int, inner: int, layers: int, patch: int, patches: int) -> int:
     """Return the parameters of SigLIP's tower: patches and their positions, layers, and the last norm."""
-    return (patch + 1 + patches) * hidden + layers * _siglip_layer(hidden, inner) + 2 * hidden
-
-
-def _siglip_layer(hidden: int, inner: int) -> int:
-    return 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden
+    layer = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden
+    return (patch + 1 + patches) * hidden + layers * layer + 2 * hidden
 
 
 def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:

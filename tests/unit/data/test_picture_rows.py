@@ -413,6 +413,7 @@ def changed_copy(folder: Path, source: Path, file: str, values: dict[str, Any]) 
         ("preprocessor_config.json", {"do_resize": False}, "unfit", "do_resize False"),
         ("preprocessor_config.json", {"size": {"height": 64}}, "unfit", "size (64, 32)"),
         ("config.json", {"text_config": {"sliding_window": 3}}, "not_supported", "sliding window of 3"),
+        ("config.json", {"vision_config": {"vision_use_head": True}}, "not_supported", "head that pools"),
         ("config.json", {"eoi_token_index": 319}, "unfit", "mark around pictures, the token 319"),
     ],
 )

@@ -44,11 +44,11 @@ def seen(window: int | None) -> Tensor:
     return torch.from_numpy((of_sequence[query] == of_sequence[key]) & ((key <= query) | together) & near)
 
 
-def parts() -> list[Tensor]:
+def parts() -> tuple[Tensor, Tensor, Tensor]:
     """Return queries [1, 4, T, 8], and keys and values [1, 2, T, 8]."""
     generator, count = torch.Generator().manual_seed(0), int(offsets()[-1])
     made = [torch.randn(1, heads, count, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
-    return [each.requires_grad_() for each in made]
+    return made[0].requires_grad_(), made[1].requires_grad_(), made[2].requires_grad_()
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, window: int | None, softcap: float | None = None) -> Tensor:
