@@ -95,8 +95,8 @@ class Pictures:
     """The K pictures of N token sequences, in the order in which the sequences show them."""
 
     values: Floats
-    """[R, D], what the model's vision tower reads: one row for each patch of a picture (Qwen), or for each of its tiles
-    (SmolVLM). The rows of a picture are adjacent.
+    """[R, D], what the model's vision tower reads: one row for each patch of a picture (Qwen), for each of its tiles
+    (SmolVLM), or for the picture (Gemma 3). The rows of a picture are adjacent.
     """
     rows: NDArray[np.int64]
     """[K], number of rows in `values` of each picture."""

@@ -1,5 +1,5 @@
-"""Writes the model of the tiny examples with pictures: random weights, in the shape of Qwen2.5-VL, Qwen3-VL, SmolVLM or
-Idefics3.
+"""Writes the model of the tiny examples with pictures: random weights, in the shape of Qwen2.5-VL, Qwen3-VL, Qwen3.5,
+SmolVLM, Idefics3 or Gemma 3.
 
     python examples/tiny/make_seeing_model.py FOLDER [--family qwen2_5_vl] [--seed 0]
 
@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Tokenizer,
 )
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -37,13 +38,16 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, START_ID, END_ID = 256, 257, 258
 TILED = ("smolvlm", "idefics3")
 """Families that see a picture in tiles."""
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", *TILED)
+SQUARE = ("gemma3",)
+"""Families that see a picture as a square."""
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", *TILED, *SQUARE)
 POSITIONS = 1024
 PATCH, MERGE, TILE = 8, 2, 32
-"""Side of a patch in pixels; of a placeholder token in patches; of a tile in pixels (SmolVLM)."""
+"""Side of a patch in pixels; of a placeholder token in patches; of a tile (SmolVLM) or a square (Gemma 3) in pixels."""
 LARGEST_PIXELS = 96 * 96
 """Largest number of pixels of a picture, after which Qwen's processor makes it smaller."""
 QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+GEMMA_MARKS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 SMOL_MARKS = (
     "<fake_token_around_image>",
     "<global-img>",
@@ -65,6 +69,7 @@ QWEN_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
+GEMMA_TEMPLATE = QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", GEMMA_MARKS[0])
 SMOL_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
     "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
@@ -87,6 +92,24 @@ TEXT: dict[str, Any] = {
     "pad_token_id": PAD_ID,
 }
 """The text model. A head has 16 numbers, of whose 8 frequencies time, height and width have 2, 3 and 3."""
+HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+"""What the text model of Qwen3.5 has besides. A quarter of a head's numbers are rotated, which are 4 frequencies."""
+WINDOWED: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+}
+"""What the text model of Gemma 3 has besides. Its window is longer than a picture, and shorter than a sequence."""
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -94,9 +117,12 @@ def build_seeing_tokenizer(family: str) -> PreTrainedTokenizerBase:
     """Return a tokenizer whose tokens are single bytes, with the marks and the template of a family."""
     vocabulary = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
     vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
-    special = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], **special)
+    special: dict[str, Any] = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
     marks, template = (SMOL_MARKS, SMOL_TEMPLATE) if family in TILED else (QWEN_MARKS, QWEN_TEMPLATE)
+    if family in SQUARE:
+        marks, template = GEMMA_MARKS, GEMMA_TEMPLATE
+        special |= dict(zip(("boi_token", "eoi_token", "image_token"), marks, strict=True))
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], **special)
     tokenizer.add_tokens(list(marks), special_tokens=True)
     tokenizer.chat_template, tokenizer.model_max_length = template, POSITIONS
     return tokenizer
@@ -107,6 +133,8 @@ def build_processor(family: str) -> Any:
     if family in TILED:
         kind = SmolVLMImageProcessorPil if family == "smolvlm" else Idefics3ImageProcessorPil
         return kind(size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE})
+    if family in SQUARE:
+        return Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE})
     size = {"shortest_edge": (PATCH * MERGE) ** 2, "longest_edge": LARGEST_PIXELS}
     return Qwen2VLImageProcessorPil(size=size, patch_size=PATCH, merge_size=MERGE)
 
@@ -115,9 +143,16 @@ def build_config(family: str, tied: bool = False) -> Any:
     """Return the configuration of a tiny model of a family; `tied`: its head is its embedding."""
     tokens = build_seeing_tokenizer(family).get_vocab()
     more: dict[str, Any] = {"tie_word_embeddings": tied}
-    if family in TILED:
+    if family in (*TILED, *SQUARE):
         vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
         vision |= {"image_size": TILE, "patch_size": PATCH, "initializer_range": 0.1}
+        if family in SQUARE:
+            numbers = (tokens[mark] for mark in GEMMA_MARKS)
+            names = ("boi_token_index", "eoi_token_index", "image_token_index")
+            more |= {"mm_tokens_per_image": (TILE // PATCH // MERGE) ** 2, **dict(zip(names, numbers, strict=True))}
+            vision |= {"model_type": "siglip_vision_model", "vision_use_head": False}
+            text = {"model_type": "gemma3_text", **TEXT, **WINDOWED, "tie_word_embeddings": tied}
+            return AutoConfig.for_model(family, text_config=text, vision_config=vision, **more)
         # vLLM has no kernel for smaller heads on the CPU.
         text = {"model_type": "llama", **TEXT, "num_attention_heads": 2, "num_key_value_heads": 1}
         return AutoConfig.for_model(
@@ -133,10 +168,14 @@ def build_config(family: str, tied: bool = False) -> Any:
     if family == "qwen2_5_vl":
         vision |= {"window_size": 2 * MERGE * PATCH, "fullatt_block_indexes": [1]}
     else:
-        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
-    text = {**TEXT, "rope_parameters": ROPE | ({"mrope_interleaved": True} if family == "qwen3_vl" else {})}
+        vision |= {"num_position_embeddings": 36}
+    text = {**TEXT, "rope_parameters": ROPE | ({} if family == "qwen2_5_vl" else {"mrope_interleaved": True})}
     if family == "qwen3_vl":
+        vision["deepstack_visual_indexes"] = [0, 1]
         text["head_dim"] = TEXT["hidden_size"] // TEXT["num_attention_heads"]
+    elif family == "qwen3_5":
+        text |= HYBRID | {"tie_word_embeddings": tied}
+        text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
     ids = {
         f"{name}_token_id": tokens[mark]
         for name, mark in zip(("vision_start", "vision_end", "image", "video"), QWEN_MARKS, strict=True)
@@ -153,6 +192,10 @@ def build_seeing_model(family: str, seed: int, tied: bool = False) -> PreTrained
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # which would be 0, so that no test would notice a missing one
                 torch.nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("mm_input_projection_weight"):  # which would be 0 too
+                torch.nn.init.normal_(parameter, std=0.1)
+            elif name.endswith("A_log"):  # with transformers' own, most states would decay within a token
+                torch.nn.init.uniform_(parameter, -4.0, 0.0)
     model.config.architectures = [type(model).__name__]
     model.generation_config = GenerationConfig(eos_token_id=END_ID, pad_token_id=PAD_ID)
     return model

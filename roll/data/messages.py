@@ -353,7 +353,8 @@ def _is_learnt(message: Mapping[str, Any]) -> bool | None:
 def _media(problem: str, at: str = "") -> MessageFault:
     remedy = (
         "remove such rows, or describe the content in words; the pipelines sft, dpo, reward_model and rlvr read "
-        "pictures as parts of a content if the model sees them"
+        "pictures as parts of a content if the model sees them (Qwen3.5 and Gemma 3: with model_args.sees_pictures: "
+        "true)"
     )
     return MessageFault(
         "images, video or audio",

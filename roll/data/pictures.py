@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.utils.hub import cached_file
 
-from roll.config.derived.model_shape import TILED, sees_pictures
+from roll.config.derived.model_shape import PATCHED, SQUARE, TILED, sees_pictures
 from roll.data.picture_parts import PictureFault, PictureReference
 from roll.errors import DataError, Fault
 from roll.types import AskedPictures, Ints, Pictures, PromptPictures
@@ -174,16 +174,21 @@ class Sight:
     processor: Any
     """The model's image processor, of transformers."""
     token: str
-    """Text of the placeholder token, which the chat template writes once for each picture."""
+    """Text of the token that the chat template writes once for each picture."""
     token_id: int
+    """The placeholder token. All but Gemma 3 have it as `token`, too."""
     tile_tokens: int
-    """Number of placeholders of a tile, for models that see tiles."""
+    """Number of placeholders of a tile, for models that see tiles, or of a picture, for models that see a square."""
+    placeholder: str = ""
+    """Text of the placeholder token if it is not `token`. This one then stands before the placeholders."""
+    end: str = ""
+    """Text of the token after the placeholders of a picture, if `token` stands before them."""
 
     @property
     def identity(self) -> str:
         """Return a digest of all that decides what the model sees of a picture."""
         settings = json.dumps(self.processor.to_dict(), sort_keys=True, default=str)
-        whole = f"{self.model_type}|{self.token}|{self.token_id}|{self.tile_tokens}|{settings}"
+        whole = f"{self.model_type}|{self.token}|{self.token_id}|{self.tile_tokens}|{self.end}|{settings}"
         return hashlib.sha256(whole.encode()).hexdigest()
 
     def checked(self, reference: PictureReference, folder: Path) -> tuple[StoredPicture, str]:
@@ -192,16 +197,19 @@ class Sight:
         picture = decoded(data)
         text, size = self.expansion(picture), self.size(picture)
         path = str((folder / Path(reference.path).expanduser()).absolute()) if reference.path else ""
-        tokens = text.count(self.token)
+        tokens = text.count(self.placeholder or self.token)
         return StoredPicture(path, stamp, b"" if path else data, digest_of(data), tokens, *size), text
 
     def expansion(self, picture: Image.Image) -> str:
         """Return the text that takes the place of a picture's token. Raises PictureFault if the processor refuses it.
 
-        The formats are those of transformers' `Qwen2_5_VLProcessor`, `Qwen3VLProcessor` and `Idefics3Processor`.
+        The formats are those of transformers' `Qwen2_5_VLProcessor`, `Qwen3VLProcessor`, `Idefics3Processor` and
+        `Gemma3Processor`.
         """
+        if self.model_type in SQUARE:
+            return f"\n\n{self.token}{self.placeholder * self.tile_tokens}{self.end}\n\n"
         try:
-            if self.model_type not in TILED:
+            if self.model_type in PATCHED:
                 patches = self.processor.get_number_of_image_patches(picture.height, picture.width, {})
                 return self.token * (int(patches) // self.processor.merge_size**2)
             seen = self._tiles(picture)
@@ -220,6 +228,8 @@ class Sight:
         """
         if self.model_type in TILED:
             return picture.size
+        if self.model_type in SQUARE:
+            return self.processor.size["width"], self.processor.size["height"]
         factor, bounds = self.processor.patch_size * self.processor.merge_size, self.processor.size
         least, most = bounds["shortest_edge"], bounds["longest_edge"]
         height, width = smart_resize(picture.height, picture.width, factor, min_pixels=least, max_pixels=most)
@@ -236,6 +246,9 @@ class Sight:
                 np.zeros((len(rows), 2), np.int64),
             )
         seen = self.processor.preprocess(list(pictures), return_tensors="np")
+        if self.model_type in SQUARE:
+            values = np.asarray(seen["pixel_values"], np.float32).reshape(len(pictures), -1)
+            return values, np.ones(len(values), np.int64), np.zeros((len(values), 2), np.int64)
         grids = np.asarray(seen["image_grid_thw"], np.int64)
         return (
             np.asarray(seen["pixel_values"], np.float32),
@@ -267,7 +280,7 @@ class Sight:
             token_ids: [T], the tokens of the sequence.
         """
         values, rows, grids = pixels
-        tokens = rows * self.tile_tokens if self.model_type in TILED else grids.prod(axis=1)
+        tokens = grids.prod(axis=1) if self.model_type in PATCHED else rows * self.tile_tokens
         placeholders = np.flatnonzero(token_ids == self.token_id)
         if len(placeholders) != tokens.sum():
             return None
@@ -346,17 +359,26 @@ def _filled(pieces: Sequence[str], left: Iterator[str]) -> Iterator[str]:
         yield piece
 
 
-def load_sight(model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False) -> Sight | None:
+def load_sight(
+    model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False, asked: bool | None = None
+) -> Sight | None:
     """Return how a model sees pictures; None if it sees none. The tokenizer gets the processor's chat template.
 
+    Args:
+        asked: `model_args.sees_pictures`.
+
     Raises:
-        DataError: the model's image processor cannot be read, or does not fit the model or the tokenizer.
+        DataError: the model's image processor cannot be read, or does not fit the model or the tokenizer. Or it was
+            asked that the model sees pictures, and roll runs no tower of it.
     """
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError):  # a model without a readable configuration is reported when it is loaded
         return None
-    if not sees_pictures(config.model_type):
+    if not sees_pictures(config.model_type, asked):
+        if asked:
+            problem = f"true, but '{model}' is a {config.model_type}, of which roll runs no vision tower"
+            raise DataError(Fault("model_args.sees_pictures", problem, "remove it, or use another model", "no_effect"))
         return None
     try:
         processor = AutoImageProcessor.from_pretrained(model, backend="pil", trust_remote_code=trust_remote_code)
@@ -370,10 +392,27 @@ def load_sight(model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code
         # transformers' processors prefer this file to the tokenizer's template, too.
         tokenizer.chat_template = json.loads(Path(legacy).read_text(encoding="utf-8"))["chat_template"]
     _check_fit(model, config, processor, tokenizer)
-    token = tokenizer.convert_ids_to_tokens(config.image_token_id)
+    token, number = str(tokenizer.convert_ids_to_tokens(config.image_token_id)), config.image_token_id
+    if config.model_type in SQUARE:
+        first, end = (str(tokenizer.convert_ids_to_tokens(each)) for each in (config.boi_token_id, config.eoi_token_id))
+        return Sight(config.model_type, processor, first, number, config.mm_tokens_per_image, token, end)
     tile = config.vision_config
     tokens = (tile.image_size // tile.patch_size) ** 2 // config.scale_factor**2 if config.model_type in TILED else 0
-    return Sight(config.model_type, processor, str(token), config.image_token_id, tokens)
+    return Sight(config.model_type, processor, token, number, tokens)
+
+
+def _check_square(model: str, config: Any, processor: Any) -> Iterator[Fault]:
+    """Yield faults of a model of Gemma 3 whose pictures would not be seen as they are here."""
+    if processor.do_pan_and_scan:
+        problem = f"the image processor of '{model}' has do_pan_and_scan, and roll shows a picture without crops"
+        yield Fault("pretrain", problem, "set it to false in preprocessor_config.json", "not_supported")
+    if getattr(config.vision_config, "vision_use_head", True):
+        problem = f"the vision tower of '{model}' has a head that pools, which Gemma 3 does not use"
+        yield Fault("pretrain", problem, "set vision_use_head to false in config.json", "not_supported")
+    window, tokens = config.get_text_config().sliding_window, config.mm_tokens_per_image
+    if window is not None and tokens > window:
+        problem = f"a picture of '{model}' has {tokens} tokens, more than its sliding window of {window}"
+        yield Fault("pretrain", problem, "use another model: engines differ in what such tokens see", "not_supported")
 
 
 def _check_fit(model: str, config: Any, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -381,6 +420,10 @@ def _check_fit(model: str, config: Any, processor: Any, tokenizer: PreTrainedTok
     vision, faults = config.vision_config, []
     if config.model_type in TILED:
         pairs = {"max_image_size": (processor.max_image_size["longest_edge"], vision.image_size)}
+    elif config.model_type in SQUARE:
+        sides = processor.size["height"], processor.size["width"]
+        pairs = {"size": (sides, (vision.image_size,) * 2), "do_resize": (processor.do_resize, True)}
+        faults += _check_square(model, config, processor)
     else:
         pairs = {
             "patch_size": (processor.patch_size, vision.patch_size),
@@ -391,12 +434,12 @@ def _check_fit(model: str, config: Any, processor: Any, tokenizer: PreTrainedTok
         if own != needed:
             problem = f"the image processor of '{model}' has the {key} {own}, but its vision tower needs {needed}"
             faults.append(Fault("pretrain", problem, "use the preprocessor_config.json of the model", "unfit"))
-    number = config.image_token_id
-    token = tokenizer.convert_ids_to_tokens(number) if 0 <= number < len(tokenizer) else None
-    if not token or tokenizer.encode(str(token), add_special_tokens=False) != [number]:
-        problem = (
-            f"the tokenizer of '{model}' does not read its placeholder of pictures, the token {number}, as one token"
-        )
-        faults.append(Fault("pretrain", problem, "use the tokenizer that belongs to the model", "unfit"))
+    around = (config.boi_token_id, config.eoi_token_id) if config.model_type in SQUARE else ()
+    for number in (config.image_token_id, *around):
+        token = tokenizer.convert_ids_to_tokens(number) if 0 <= number < len(tokenizer) else None
+        if not token or tokenizer.encode(str(token), add_special_tokens=False) != [number]:
+            kind = "its placeholder of pictures" if number == config.image_token_id else "a mark around pictures"
+            problem = f"the tokenizer of '{model}' does not read {kind}, the token {number}, as one token"
+            faults.append(Fault("pretrain", problem, "use the tokenizer that belongs to the model", "unfit"))
     if faults:
         raise DataError(*faults)

@@ -314,12 +314,16 @@ def with_placeholders(texts: Texts, sight: Sight, folder: Path) -> tuple[list[St
         except PictureFault as fault:
             name = f"'{reference.path}'" if reference.path else f"{number} of {len(texts.pictures)}, given as bytes,"
             raise RowFault("unusable picture", f"the picture {name} {fault}", fault.remedy, fault.code) from fault
-    written = texts.prompt.count(sight.token)
-    if written != len(found) or sight.token in texts.response + texts.rejected:
-        problem = f"its texts have {written + (texts.response + texts.rejected).count(sight.token)} times "
-        problem += f"{sight.token}, the model's placeholder of pictures, and it shows {len(found)} picture(s)"
-        remedy = f"remove {sight.token} from the texts, or use a template that writes each picture once"
-        raise RowFault("placeholders without pictures", problem, remedy, "contradiction")
+    answers = texts.response + texts.rejected
+    counts = {sight.token: (texts.prompt.count(sight.token), len(found))}
+    if sight.placeholder:
+        counts[sight.placeholder] = (texts.prompt.count(sight.placeholder), 0)
+    for mark, (written, expected) in counts.items():
+        if written != expected or mark in answers:
+            problem = f"its texts have {written + answers.count(mark)} times {mark}, the model's placeholder of "
+            problem += f"pictures, and it shows {len(found)} picture(s)"
+            remedy = f"remove {mark} from the texts, or use a template that writes each picture once"
+            raise RowFault("placeholders without pictures", problem, remedy, "contradiction")
     expansions = [text for _, text in found]
     (prompt,) = expanded([texts.prompt], sight.token, expansions)
     pieces = tuple(expanded(texts.pieces, sight.token, expansions))

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from roll.config.derived.model_shape import sees_pictures
 from roll.data.chat import ends_of
 from roll.errors import CheckpointError, DataError
 from roll.export.source import CheckpointSource
@@ -75,7 +76,7 @@ def write_peft(source: CheckpointSource, out: Path) -> None:
     tensors = view.adapter_tensors([spec.name for spec in view.adapter_specs()])
     tokenizer = _tokenizer(source)
     write_adapter_folder(out, tensors, model, tokenizer, response_ends(source, tokenizer))
-    if sees(base.config):
+    if sees(base):
         copy_processor(source.model, out)
 
 
@@ -115,16 +116,21 @@ def _config(source: CheckpointSource) -> PreTrainedConfig:
         raise DataError(unreadable(source.model, "model", error)) from error
 
 
+def _is_seeing(config: PreTrainedConfig, source: CheckpointSource) -> bool:
+    """Return whether the model of this configuration was trained with its tower."""
+    return sees_pictures(config.model_type, source.model_args.sees_pictures)
+
+
 def _base_model(source: CheckpointSource) -> PreTrainedModel:
     """Load the model from which the training started. Errors: `load_causal_model`."""
-    load = load_seeing_model if sees(_config(source)) else load_causal_model
+    load = load_seeing_model if _is_seeing(_config(source), source) else load_causal_model
     return load(source.model, source.model_args, packed=False)
 
 
 def _empty_model(source: CheckpointSource) -> PreTrainedModel:
     """Build the model's modules on the meta device. Raises DataError if its configuration cannot be read."""
     config = _config(source)
-    kind = AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if _is_seeing(config, source) else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(
             config, dtype=DTYPES[source.model_args.dtype], trust_remote_code=source.model_args.trust_remote_code
@@ -142,7 +148,7 @@ def _write(
 ) -> None:
     tokenizer = _tokenizer(source)
     write_model(out, buckets, model, tokenizer, response_ends(source, tokenizer))
-    if sees(model.config):
+    if sees(model):
         copy_processor(source.model, out)
 
 

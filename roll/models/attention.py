@@ -33,6 +33,7 @@ from transformers.activations import ACT2FN
 
 from roll.config.derived.model_shape import HYBRIDS, LINEAR
 from roll.models.layers import decoder_layers
+from roll.models.picture_spans import PictureSpans, seen_with_pictures, with_pictures
 from roll.models.sequence_parallel import over_ranks
 
 PACKED = "roll_packed"
@@ -58,6 +59,7 @@ def packed_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     dropout: float = 0.0,
+    spans: PictureSpans | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention within each packed sequence.
@@ -71,6 +73,7 @@ def packed_attention(
         softcap: Bound of the scores: each becomes `softcap * tanh(score / softcap)`.
         s_aux: [heads], attention sinks: the score of one more key per head, whose value is zero.
         dropout: Probability with which a weight is dropped. Torch's variable-length kernel cannot drop any.
+        spans: The pictures whose placeholders see each other in both directions. None: there are none.
 
     Returns:
         [1, T, heads, D] and None (no attention weights).
@@ -79,30 +82,76 @@ def packed_attention(
     is_plain = softcap is None and s_aux is None
     if is_plain and query.is_cuda and query.dtype != torch.float32 and not dropout:
         q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
-        offsets, longest = cu_seq_lens_q, max_length_q
+        kernel = partial(torch_kernel, scale=scaling)
         size = (-1 if window is None else window - 1, 0)
-        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, scale=scaling, window_size=size, enable_gqa=True)
-        assert isinstance(out, Tensor)
-        return out[None], None
-    rows, columns = packed_positions(cu_seq_lens_q, query.shape[2])
-    count = len(cu_seq_lens_q) - 1
+        out = kernel(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, size)
+        return (out if spans is None else with_pictures(out, q, k, v, spans, window, kernel))[None], None
+    parts = query, key, value
+    return padded_attention(parts, cu_seq_lens_q, max_length_q, window, scaling, softcap, s_aux, dropout, spans), None
+
+
+def padded_attention(
+    parts: tuple[Tensor, Tensor, Tensor],
+    offsets: Tensor,
+    longest: int,
+    window: int | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    spans: PictureSpans | None,
+) -> Tensor:
+    """Compute `packed_attention` with one padded row for each sequence.
+
+    Args:
+        parts: the query, key and value of `packed_attention`.
+        offsets, longest: Its `cu_seq_lens_q` and `max_length_q`.
+        window: Number of tokens that a token sees, itself included. None: all before it.
+        scaling, softcap, sinks, dropout, spans: As for `packed_attention`, where sinks are `s_aux`.
+
+    Returns:
+        [1, T, heads, D].
+    """
+    tokens, count = parts[0].shape[2], len(offsets) - 1
+    rows, columns = packed_positions(offsets, tokens)
 
     def side_by_side(packed: Tensor) -> Tensor:
         heads, _, width = packed.shape[1:]
-        laid = packed.new_zeros(count, max_length_q, heads, width)
+        laid = packed.new_zeros(count, longest, heads, width)
         laid[rows, columns] = packed[0].transpose(0, 1)
         return laid.transpose(1, 2)
 
-    rows_of = side_by_side(query), side_by_side(key), side_by_side(value)
+    rows_of = side_by_side(parts[0]), side_by_side(parts[1]), side_by_side(parts[2])
+    is_plain = softcap is None and sinks is None
+    seen = None if is_plain and window is None and spans is None else seen_keys(longest, window, rows.device)
+    if spans is not None and seen is not None:
+        seen = seen_with_pictures(seen, window, count, rows, columns, spans)
     if is_plain:
-        seen = None if window is None else seen_keys(max_length_q, window, query.device)
         out = nn.functional.scaled_dot_product_attention(
             *rows_of, attn_mask=seen, dropout_p=dropout, is_causal=seen is None, scale=scaling, enable_gqa=True
         )
     else:
-        seen = seen_keys(max_length_q, window, query.device)
-        out = attention_by_scores(*rows_of, seen, scaling or query.shape[-1] ** -0.5, softcap, s_aux, dropout)
-    return out.transpose(1, 2)[rows, columns][None], None
+        assert seen is not None
+        out = attention_by_scores(*rows_of, seen, scaling or parts[0].shape[-1] ** -0.5, softcap, sinks, dropout)
+    return out.transpose(1, 2)[rows, columns][None]
+
+
+def torch_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    most_queries: int,
+    most_keys: int,
+    window: tuple[int, int],
+    scale: float | None,
+) -> Tensor:
+    """Compute a `picture_spans.Kernel` with torch's variable-length FlashAttention."""
+    offsets, longest = (query_offsets, key_offsets), (most_queries, most_keys)
+    out = varlen_attn(query, key, value, *offsets, *longest, scale=scale, window_size=window, enable_gqa=True)
+    assert isinstance(out, Tensor)
+    return out
 
 
 def seen_keys(length: int, window: int | None, device: torch.device) -> Tensor:
@@ -131,7 +180,7 @@ def attention_by_scores(
     Args:
         query: [N, heads, L, D].
         key, value: [N, key-value heads, L, D].
-        seen: bool [L, L], the keys that each query sees.
+        seen: bool [L, L] or [N, 1, L, L], the keys that each query sees.
         scaling, softcap, sinks, dropout: As for `packed_attention`, where sinks are `s_aux`.
 
     Returns:
@@ -146,7 +195,7 @@ def attention_by_scores(
     if sinks is not None:
         column = sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column], dim=-1)
-    weights = scores.softmax(-1)[..., : len(seen)].to(value.dtype)
+    weights = scores.softmax(-1)[..., : seen.shape[-1]].to(value.dtype)
     return nn.functional.dropout(weights, dropout) @ value
 
 

@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from roll.config.derived.model_shape import LINEAR
+from roll.config.derived.model_shape import LINEAR, has_known_tower, sees_pictures
 from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
@@ -40,7 +40,8 @@ from roll.models.layers import decoder_layers
 from roll.models.logits import final_logits, unknown_key
 from roll.models.lora_variants import start_from_singular_values
 from roll.models.packed import LogProbHead, PackedPolicy
-from roll.models.pictures import freeze_vision, is_of_vision, sees, text_targets
+from roll.models.picture_spans import PictureSpans, with_pictures
+from roll.models.pictures import blind, freeze_vision, is_of_vision, text_targets
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 
 ALL_LINEAR = ["all-linear"]
@@ -60,6 +61,8 @@ def not_packable(model: PreTrainedModel) -> str | None:
         return f"its {key} of {getattr(config, key):g} changes logits, which roll does not support"
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION - ({LINEAR} if is_hybrid else set())
     known = {id(module) for layer in delta_layers(model) for module in layer.modules()} if is_hybrid else set()
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its tokens see those after them, and packed attention is causal"
     if others or any(isinstance(module, nn.Conv1d) and id(module) not in known for module in model.modules()):
         kinds = f" ({', '.join(sorted(others))})" if others else ""
         return f"it has layers{kinds} that treat packed sequences as a single sequence"
@@ -108,18 +111,25 @@ def flash_attention(kernel: Callable[..., Tensor]) -> Attention:
         softcap: float | None = None,
         s_aux: Tensor | None = None,
         dropout: float = 0.0,
+        spans: PictureSpans | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
         if s_aux is not None:
             given = {"cu_seq_lens_q": cu_seq_lens_q, "max_length_q": max_length_q, "scaling": scaling}
             more = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux, "dropout": dropout}
+            more["spans"] = spans
             return attention.packed_attention(module, query, key, value, attention_mask, **given, **more)
         q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
         window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
         offsets, longest = cu_seq_lens_q, max_length_q
-        more = {"dropout_p": dropout, "softmax_scale": scaling, "causal": True, "window_size": window}
-        more |= {} if softcap is None else {"softcap": softcap}
-        out = kernel(q, k, v, offsets, offsets, longest, longest, **more)
+        more = {"dropout_p": dropout, "softmax_scale": scaling} | ({} if softcap is None else {"softcap": softcap})
+        out = kernel(q, k, v, offsets, offsets, longest, longest, causal=True, window_size=window, **more)
+        if spans is not None:
+
+            def in_pictures(*parts: Any) -> Tensor:
+                return kernel(*parts[:-1], causal=False, window_size=parts[-1], **more)
+
+            out = with_pictures(out, q, k, v, spans, sliding_window, in_pictures)
         return out[None], None
 
     return attend
@@ -260,7 +270,8 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     if packed:
         flash = model_args.attn_implementation == "fa2" and torch.cuda.is_available() and find_spec("flash_attn")
         implementation = register_flash() if flash else attention.register_packed_kernel()
-    if kind is not AutoModelForCausalLM and sees_readably(path, model_args):
+    is_seeing = kind is not AutoModelForCausalLM and sees_readably(path, model_args)
+    if is_seeing:
         implementation = {"": implementation, "text_config": implementation, "vision_config": "sdpa"}
     try:
         loaded = kind.from_pretrained(
@@ -281,6 +292,8 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
             raise DataError(_seeing(path)) from error
         raise DataError(unreadable(path, "model", error)) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if not is_seeing:
+        blind(model)
     if packed:
         if why := not_packable(model):
             raise DataError(unfit(path, why))
@@ -317,8 +330,9 @@ def restore_frequencies(model: PreTrainedModel) -> None:
     precision. In bf16 a frequency is off by up to 0.2%, and the angle of a token at position 600 by up to a radian.
     """
     for module in model.modules():
-        frequencies = getattr(module, "inv_freq", None)
-        if isinstance(frequencies, Tensor) and frequencies.dtype != torch.float32:
+        own = dict(module.named_buffers(recurse=False))
+        frequencies = next((tensor for name, tensor in own.items() if name.endswith("inv_freq")), None)
+        if frequencies is not None and frequencies.dtype != torch.float32:
             for name, values in type(module)(module.config).named_buffers(recurse=False):
                 setattr(module, name, nn.Buffer(values.to(frequencies.device), persistent=False))
 
@@ -341,7 +355,7 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
     assert model_args.lora_target is not None
     targets = [name.strip() for name in model_args.lora_target.split(",")]
     chosen: str | list[str] = "all-linear" if targets == ALL_LINEAR else targets
-    if sees(model.config):
+    if has_known_tower(model.config.model_type):
         chosen = text_targets(model, None if targets == ALL_LINEAR else targets)
     linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
     _check_targets(model_args.lora_target, linear)
@@ -377,11 +391,18 @@ def unfit(path: str, why: str) -> Fault:
 
 
 def sees_readably(path: str, model_args: ModelConfig) -> bool:
-    """Return whether a model sees pictures; false if its configuration cannot be read, which is reported later."""
+    """Return whether a model is asked to see pictures; false if its configuration cannot be read, which is reported
+    later.
+    """
     try:
-        return sees(AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code))
+        return _sees(path, model_args)
     except (OSError, ValueError):
         return False
+
+
+def _sees(path: str, model_args: ModelConfig) -> bool:
+    config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
+    return sees_pictures(config.model_type, model_args.sees_pictures)
 
 
 def _seeing(path: str) -> Fault:

@@ -98,7 +98,7 @@ def packed_inputs(
         teacher_states=None if teacher_states is None else to_device(teacher_states, device),
         routes=None if sequences.routes is None else to_device(sequences.routes, device),
         share=share,
-        shown=None if pictures is None else shown_pictures(pictures, device),
+        shown=None if pictures is None else shown_pictures(pictures, sequences.offsets, device),
     )
 
 
@@ -153,7 +153,7 @@ class PackedModel(nn.Module):
         self._longest = longest_packable(self.causal.config)
         self.replay: RouteReplay | None = None
         """Replays the routes of the inputs. Without it, they are ignored."""
-        self.tower = PictureTower(self.causal) if sees(self.causal.config) else None
+        self.tower = PictureTower(self.causal) if sees(self.causal) else None
         """Runs the part of the model that sees pictures. None for a model of text alone."""
 
     @property

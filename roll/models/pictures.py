@@ -9,23 +9,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from roll.config.derived.model_shape import TILED, sees_pictures
+from roll.config.derived.model_shape import PATCHED, SQUARE, has_known_tower
 from roll.config.schema.model import FrozenVision
 from roll.errors import ConfigError, Fault
+from roll.models.picture_spans import PictureSpans, picture_spans
 from roll.types import Pictures, Sequences
 
-TOWERS = ("visual", "vision_model")
+TOWERS = ("visual", "vision_model", "vision_tower")
 """Names of the vision tower within the base model of transformers."""
-PROJECTORS = re.compile(r"(^|\.)(visual\.(merger|deepstack_merger_list)|connector)\.")
+PROJECTOR_NAMES = ("connector", "multi_modal_projector")
+"""Names of the projector where it is no part of the tower."""
+PROJECTORS = re.compile(rf"(^|\.)(visual\.(merger|deepstack_merger_list)|{'|'.join(PROJECTOR_NAMES)})\.")
 """In the names of parameters: the projector into the text model."""
 GREY = 0.5
 """Value of the pixels of the picture that a tower sees if a micro-batch has none."""
@@ -43,15 +46,25 @@ class ShownPictures:
     """Which of the distinct pictures each of the K pictures is. Empty: each is its own, K = D."""
     rows: tuple[int, ...] = ()
     """Number of rows in `values` of each distinct picture, if there are copies."""
+    places: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    """[K, 2], on the host: place in the packed row of the start of each picture's sequence, and of its first
+    placeholder.
+    """
 
 
-def shown_pictures(shown: Pictures, device: str) -> ShownPictures:
-    """Return the pictures of a micro-batch on `device`, one copy of those that several sequences show."""
+def shown_pictures(shown: Pictures, offsets: NDArray[np.int64], device: str) -> ShownPictures:
+    """Return the pictures of a micro-batch on `device`, one copy of those that several sequences show.
+
+    Args:
+        offsets: [N + 1], those of the sequences.
+    """
     firsts, which = shown.distinct()
     grids = to_device(shown.grids[firsts], device)
     is_copied = len(firsts) < len(which) or (np.diff(which) < 0).any()
     copies = (tuple(which.tolist()), tuple(shown.rows[firsts].tolist())) if is_copied else ((), ())
-    return ShownPictures(to_device(shown.values, device), grids, *copies)
+    starts = np.repeat(offsets[:-1], shown.counts)
+    places = np.stack([starts, starts + shown.starts], axis=1)
+    return ShownPictures(to_device(shown.values, device), grids, *copies, places)
 
 
 def to_device(values: np.ndarray, device: str) -> Tensor:
@@ -60,14 +73,27 @@ def to_device(values: np.ndarray, device: str) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor.to(device)
 
 
-def sees(config: PreTrainedConfig) -> bool:
-    """Return whether a model of transformers has a tower that `PictureTower` runs."""
-    return sees_pictures(config.model_type)
+IS_BLIND = "roll_is_blind"
+
+
+def blind(model: PreTrainedModel) -> None:
+    """Freeze the tower of a model that is loaded to be trained on text alone (Gemma 3, which transformers loads whole).
+
+    It has no gradient there, but the optimizer would still decay its weights.
+    """
+    if has_known_tower(model.config.model_type):
+        freeze_vision(model, "all")
+        setattr(model, IS_BLIND, True)
+
+
+def sees(model: PreTrainedModel) -> bool:
+    """Return whether a model has a tower that `PictureTower` runs, and was loaded to see pictures."""
+    return has_known_tower(model.config.model_type) and not getattr(model, IS_BLIND, False)
 
 
 def is_of_vision(name: str) -> bool:
     """Return whether a module or a parameter of this name belongs to a vision tower or its projector."""
-    return any(part in (*TOWERS, "connector") for part in name.split("."))
+    return any(part in (*TOWERS, *PROJECTOR_NAMES) for part in name.split("."))
 
 
 def vision_parameters(causal: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:
@@ -150,7 +176,8 @@ class PictureTower:
     def __init__(self, causal: PreTrainedModel) -> None:
         self._causal = causal
         self._config: Any = causal.config
-        self._is_tiled = causal.config.model_type in TILED
+        self._is_patched = causal.config.model_type in PATCHED
+        self._is_square = causal.config.model_type in SQUARE
 
     def inputs(self, shown: ShownPictures | None, device: torch.device) -> tuple[dict[str, Any], Tensor | None]:
         """Return the arguments of the base model for these pictures, and None.
@@ -161,7 +188,10 @@ class PictureTower:
         """
         features = self.features(shown or self._nothing(device))
         if shown is not None:
-            return {"mm_encoder_outputs": {"image": with_copies(features, shown)}}, None
+            seen: dict[str, Any] = {"mm_encoder_outputs": {"image": with_copies(features, shown)}}
+            if self._is_square:
+                seen["spans"] = self._spans(shown, device)
+            return seen, None
         pooled = features.pooler_output
         parts = [*(pooled if isinstance(pooled, tuple) else [pooled])]
         parts += [part for layer in getattr(features, "deepstack_features", None) or () for part in layer]
@@ -172,16 +202,21 @@ class PictureTower:
         base: Any = self._causal.base_model
         is_trained = any(parameter.requires_grad for _, parameter in vision_parameters(self._causal))
         with nullcontext() if is_trained else torch.no_grad():
-            if self._is_tiled:
+            if not self._is_patched:
                 side = self._config.vision_config.image_size
-                return base.get_image_features(shown.values.view(1, -1, 3, side, side), return_dict=True)
+                pixels = shown.values.view(-1, 3, side, side)
+                return base.get_image_features(pixels if self._is_square else pixels[None], return_dict=True)
             merge = self._config.vision_config.spatial_merge_size
             grid = nn.functional.pad(shown.grids * merge, (1, 0), value=1)
             return base.get_image_features(shown.values, grid, return_dict=True)
 
+    def _spans(self, shown: ShownPictures, device: torch.device) -> PictureSpans | None:
+        window = self._config.get_text_config().sliding_window
+        return picture_spans(shown.places, self._config.mm_tokens_per_image, window, device)
+
     def _nothing(self, device: torch.device) -> ShownPictures:
         vision = self._config.vision_config
-        if self._is_tiled:
+        if not self._is_patched:
             rows, width, grid = 1, 3 * vision.image_size**2, 0
         else:
             width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import distributed_c10d
 from transformers import PreTrainedConfig
 
-from roll.config.derived.model_shape import sees_pictures, uneven_heads
+from roll.config.derived.model_shape import uneven_heads
 
 Attention = Callable[..., tuple[Tensor, None]]
 """Attention function in transformers' interface: (module, query, key, value [1, heads, T, D], mask, keywords) -> [1, T,
@@ -82,8 +82,6 @@ def not_shared_out(config: PreTrainedConfig, size: int, sharers: int = 1) -> str
     """Return why a model's tokens cannot be split over `size` ranks, each of which has the heads of one of `sharers`
     tensor-parallel ranks, or None if they can.
     """
-    if sees_pictures(config.model_type):
-        return "the model sees pictures, which are not split over ranks yet"
     text = config.get_text_config()
     heads, keys = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     if heads % sharers == 0 == keys % sharers and (why := uneven_heads(heads // sharers, keys // sharers, size)):

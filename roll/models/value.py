@@ -83,7 +83,7 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
     # ZeRO-3 requires all trained parameters to have the same precision, and PEFT's adapters are fp32.
     dtype = torch.float32 if model_args.lora_target else DTYPES[model_args.dtype]
     setattr(model, HEAD, ValueHead(nn.Parameter(weight.to(dtype))))
-    if sees(model.config):
+    if sees(model):
         freeze_vision(model, model_args.freeze_vision)
     return model
 

@@ -52,6 +52,8 @@ def of_keys(config: Config) -> dict[str, str]:
     found |= {f"{place}.model_args.dtype": f"'{one.model_args.dtype}'" for place, one in learners.items()}
     if isinstance(config, SftConfig):  # frozen weights are in no group of the optimizer's states
         found[f"{name}.model_args.freeze_vision"] = f"'{role.model_args.freeze_vision}'"
+    if isinstance(config, SftConfig | RlvrConfig):
+        found[f"{name}.model_args.sees_pictures"] = "true" if role.model_args.sees_pictures else "nothing"
     columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # `id` only affects reports
     found |= {f"{name}.data_args.{key}": "nothing" if value is None else f"'{value}'" for key, value in columns.items()}
     if isinstance(config, RlvrConfig):

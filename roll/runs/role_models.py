@@ -170,10 +170,14 @@ def _vocabulary(model: str) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def model_shape(model: str) -> ModelShape | None:
-    """Return the shape of a model, given its folder or Hub name; None if the model is not on this machine."""
+def model_shape(model: str, asked: bool | None = None) -> ModelShape | None:
+    """Return the shape of a model, given its folder or Hub name; None if the model is not on this machine.
+
+    Args:
+        asked: `model_args.sees_pictures`.
+    """
     file = config_file(model)
-    return read_shape(file) if file else None
+    return read_shape(file, asked) if file else None
 
 
 def training_flops(model: ModelShape, model_args: ModelConfig, load: ModelLoader) -> TrainingFlops | None:

@@ -144,7 +144,7 @@ class Roles:
     ) -> tuple[WorkerGroup[TrainStrategy], TrainShape]:
         """Request a group that trains for `steps` steps. Return it, and how a step's sequences are split."""
         config = self._config
-        model = model_shape(model_path(config, role.model_args))
+        model = model_shape(model_path(config, role.model_args), role.model_args.sees_pictures)
         shape = TrainShape(
             updates=self._plan.batch.sequences_per_step // sequences_per_update(config, role),
             epochs=config.ppo_epochs if isinstance(config, RlvrConfig) else 1,

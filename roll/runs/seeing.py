@@ -36,12 +36,12 @@ def sight_of(
         DataError: the image processor cannot be used, or another role sees pictures differently.
     """
     path = model_path(config, model_args)
-    sight = load_sight(path, tokenizer, model_args.trust_remote_code)
+    sight = load_sight(path, tokenizer, model_args.trust_remote_code, model_args.sees_pictures)
     if sight is None and (faults := [*blind_faults(config)]):
         raise ConfigError(*faults)
     for name, role in others.items():
         if (other := model_path(config, role.model_args)) != path:
-            _check_same(sight, other, name, role.model_args.trust_remote_code)
+            _check_same(sight, other, name, role.model_args)
     return sight
 
 
@@ -51,9 +51,10 @@ def policy_sight(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> Sigh
     return sight_of(config, tokenizer, config.actor_train.model_args, reading)
 
 
-def _check_same(sight: Sight | None, path: str, name: str, trust_remote_code: bool) -> None:
+def _check_same(sight: Sight | None, path: str, name: str, model_args: ModelConfig) -> None:
     """Raise DataError if the model of a role turns pictures into other tokens or pixels than the learner does."""
-    theirs = load_sight(path, load_tokenizer(path, trust_remote_code), trust_remote_code)
+    trusts = model_args.trust_remote_code
+    theirs = load_sight(path, load_tokenizer(path, trusts), trusts, model_args.sees_pictures)
     if (theirs and theirs.identity) != (sight and sight.identity):
         place, problem = (
             f"{name}.model_args.model_name_or_path",

@@ -25,6 +25,8 @@ from roll.tracking.intervals import CONFIDENCE, wilson
 from roll.tracking.jsonl import METRICS_FILE, VALIDATION_SAMPLES_FILE, each_record
 
 CARD = "README.md"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""Files that only the export of a model that sees pictures has."""
 KEYS = (
     "pipeline", "adv_estimator", "policy_loss", "preference_loss", "beta", "rollout_batch_size",
     "num_return_sequences_in_group", "prompt_length", "response_length", "sequence_length", "max_length", "seed",
@@ -109,7 +111,9 @@ def model_class(export: Path) -> tuple[str, str]:
     values = _values_in(configured)
     if not is_adapter and "ForSequenceClassification" in "".join(values.get("architectures") or []):
         return "transformers", "AutoModelForSequenceClassification"
-    if sees_pictures(values.get("model_type")):  # also with an adapter, which transformers puts on the base
+    has_processor = any((export / name).is_file() for name in PROCESSORS)
+    # Also with an adapter, which transformers puts on the base.
+    if sees_pictures(values.get("model_type"), has_processor):
         return "transformers", "AutoModelForImageTextToText"
     return ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
 

@@ -70,6 +70,8 @@ CPU_ADAPTER = "roll.engines.vllm.cpu_adapter.OneAdapterCPU"
 """Class that applies LoRA adapters on the CPU, by the name by which vLLM imports it."""
 TEXT_MODEL = "language_model."
 """Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
+SEEING_PARTS = ("model.language_model.", "model.visual.")
+"""Prefixes of the parts of a multimodal Qwen3.5 model in its weight files."""
 
 
 def register() -> None:
@@ -123,10 +125,12 @@ class BucketArrived(WeightTransferUpdateInfo):
 
 
 def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the tensors of a text model to their names in the weight files of the multimodal model."""
+    """Rename the tensors of a text model to their names in the weight files of the multimodal model. Those of the
+    multimodal model itself keep their names.
+    """
     return {
-        name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensors[name]
-        for name in tensors
+        name if not name.startswith("model.") or name.startswith(SEEING_PARTS) else f"model.language_{name}": tensor
+        for name, tensor in tensors.items()
     }
 
 
@@ -156,7 +160,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         once = {name for name, _ in self.model.named_parameters()}  # a head that is the embedding has no name here
         initialize_layerwise_reload(self.model)
         names = once.intersection(name for name, _ in self.model.named_parameters())  # scales are not sent
-        self._expected = {name for name in names if not self._also_sees or name.startswith(TEXT_MODEL)}
+        self._expected = names
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one bucket. Unlike the base class, do not synchronise the device, which fails on the CPU.
@@ -184,7 +188,7 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
 
     @property
     def _also_sees(self) -> bool:
-        """Return whether the engine's model has a vision tower in addition to the trained text model."""
+        """Return whether the engine's model has a vision tower that may not be trained with the text model."""
         return is_seeing_hybrid(self.model_config.hf_config.model_type)
 
     def finish_weight_update(self) -> None:
@@ -196,7 +200,10 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        missing = (self._expected - self._received) | {f"{name} (in part)" for name in self._half_loaded()}
+        expected = self._expected
+        if self._also_sees and all(name.startswith(TEXT_MODEL) for name in self._received):
+            expected = {name for name in expected if name.startswith(TEXT_MODEL)}  # the trainer has no tower
+        missing = (expected - self._received) | {f"{name} (in part)" for name in self._half_loaded()}
         finalize_layerwise_reload(self.model, self.model_config)
         self._finish_tied_heads()
         for method, kernel in self._expert_kernels:

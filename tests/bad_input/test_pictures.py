@@ -12,7 +12,9 @@ from examples.tiny.make_seeing_model import write_seeing_model
 from examples.tiny.make_shapes import write_shapes
 from roll.api import load_config
 from roll.config.plan.plan import make_plan
+from roll.data.pictures import load_sight
 from roll.errors import ConfigError, DataError
+from roll.models.load import load_tokenizer
 from roll.runs.offline.wiring import prepare_dpo, prepare_sft
 from tests.faults import assert_fault
 
@@ -187,7 +189,8 @@ def test_blind_policy_refuses_keys_of_pictures(refused: Callable[..., ConfigErro
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("gemma3", "both directions"), ("qwen3_5", "gated-delta"), ("llava", "not tried")]
+    ("kind", "why"),
+    [("qwen3_vl_moe", "experts"), ("qwen3_5_moe", "gated-delta"), ("llava", "not tried")],
 )
 def test_tower_that_is_not_run_is_named(kind: str, why: str, refused: Callable[..., ConfigError], folder: Path) -> None:
     (folder / kind).mkdir()
@@ -195,6 +198,62 @@ def test_tower_that_is_not_run_is_named(kind: str, why: str, refused: Callable[.
     (folder / kind / "config.json").write_text(json.dumps(values))
     faults = refused("tiny_rlvr_pictures", f"pretrain={kind}", "++actor_train.data_args.images=seen").faults
     assert_fault(faults, "actor_train.data_args.images", "no_effect", why, "qwen2_5_vl")
+
+
+BOTH_WAYS = ("qwen3_5", "gemma3")
+
+
+@pytest.mark.parametrize("kind", BOTH_WAYS)
+def test_key_that_asks_for_tower_is_named(kind: str, refused: Callable[..., ConfigError], folder: Path) -> None:
+    write_seeing_model(folder / kind, kind, seed=0)
+    faults = refused("tiny_rlvr_pictures", f"pretrain={kind}", "++actor_train.data_args.images=seen").faults
+    assert_fault(faults, "actor_train.data_args.images", "no_effect", kind, "model_args.sees_pictures: true")
+
+
+@pytest.mark.parametrize("kind", BOTH_WAYS)
+def test_rows_with_pictures_need_an_asked_tower(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    write_seeing_model(folder / kind, kind, seed=0)
+    with pytest.raises(DataError) as caught:
+        prepare_sft(load_config("tiny_pictures", [f"pretrain={kind}", "sft_train.data_args.template=raw"]))  # type: ignore[arg-type]
+    assert_fault(caught.value.faults, "train.jsonl:1", "not_supported", "'image'", "model_args.sees_pictures")
+
+
+@pytest.mark.parametrize(("devices", "why"), [("null", "causal within a picture"), ("[0]", "weight sync")])
+def test_vllm_refuses_placeholders_that_see_each_other(
+    devices: str, why: str, refused: Callable[..., ConfigError], folder: Path
+) -> None:
+    write_seeing_model(folder / "gemma3", "gemma3", seed=0)
+    words = [f"++{role}.{SEES}=true" for role in ("actor_train", "actor_infer")]
+    words += ["actor_infer.strategy_args.strategy_name=vllm", f"++actor_infer.device_mapping={devices}"]
+    faults = refused("tiny_rlvr_pictures", "pretrain=gemma3", *words).faults
+    assert_fault(faults, "actor_infer.strategy_args.strategy_name", "not_supported", why, "hf_infer")
+
+
+SEES = "model_args.sees_pictures"
+
+
+def test_tower_is_asked_for_by_policy_and_engine(refused: Callable[..., ConfigError], folder: Path) -> None:
+    write_seeing_model(folder / "qwen3_5", "qwen3_5", seed=0)
+    words = ("pretrain=qwen3_5", f"++actor_train.{SEES}=true", f"++actor_infer.{SEES}=true")
+    faults = refused("tiny_rlvr_pictures", *words[:2]).faults
+    assert_fault(faults, f"actor_infer.{SEES}", "contradiction", "not given", "actor_infer")
+    faults = refused("tiny_rlvr_pictures", words[0], words[2]).faults
+    assert_fault(faults, f"actor_infer.{SEES}", "contradiction", "true", "in none of them")
+
+
+def test_asking_for_unknown_tower_is_refused(
+    refused: Callable[..., ConfigError], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = refused("tiny_pictures", "pretrain=blind", f"++sft_train.{SEES}=true").faults
+    assert_fault(faults, f"sft_train.{SEES}", "no_effect", "true", "remove it")
+    faults = refused("tiny_dpo", f"++actor_train.{SEES}=true").faults
+    assert_fault(faults, f"actor_train.{SEES}", "not_supported", "true", "remove it")
+    assert refused("tiny_pictures", f"++sft_train.{SEES}=false").faults
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError) as caught:
+        load_sight("blind", load_tokenizer("blind"), asked=True)
+    assert_fault(caught.value.faults, SEES, "no_effect", "qwen2", "remove it")
 
 
 def test_frozen_tower_beside_adapter_is_contradiction(refused: Callable[..., ConfigError]) -> None:

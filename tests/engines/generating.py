@@ -39,9 +39,12 @@ MODEL_ARGS = ModelConfig.model_validate(
 )
 
 
-def policy(model: Path, seed: int | None = None) -> PackedPolicy:
+SEEING_ARGS = MODEL_ARGS.model_copy(update={"sees_pictures": True})
+
+
+def policy(model: Path, seed: int | None = None, model_args: ModelConfig = MODEL_ARGS) -> PackedPolicy:
     """Load the model. With a seed, add noise to all weights. Its scale is about that of the weights."""
-    causal = load_fixed_model(str(model), MODEL_ARGS)
+    causal = load_fixed_model(str(model), model_args)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         for parameter in causal.parameters():
@@ -262,7 +265,7 @@ def flip_a_byte(bucket: Bucket) -> None:
     path.write_bytes(content)
 
 
-def make(name: str, model: Path, url: str = "") -> GenerateStrategy:
+def make(name: str, model: Path, url: str = "", model_args: ModelConfig = MODEL_ARGS) -> GenerateStrategy:
     """Build the engine `vllm`, `vllm_recomputing`, `vllm_lora`, `vllm_server` (at `url`), `hf` or `hf_lora` without
     starting it.
     """
@@ -270,12 +273,12 @@ def make(name: str, model: Path, url: str = "") -> GenerateStrategy:
     if name == "vllm_server":
         return VllmServerSettings(str(model), MODEL_ARGS, (url,), MAX_MODEL_LEN, 64, keeps_kv_cache=True).build(rank)
     if name.startswith("hf"):
-        return HfGenerateSettings(str(model), MODEL_ARGS).build(rank)
+        return HfGenerateSettings(str(model), model_args).build(rank)
     engine = {"enforce_eager": True, "kv_cache_gib": 0.25, "max_num_seqs": 64}
     takes_adapters = name == "vllm_lora"
     settings = VllmSettings(
         str(model),
-        MODEL_ARGS,
+        model_args,
         VllmConfig.model_validate(engine),
         MAX_MODEL_LEN,
         adapter_rank=MODEL_ARGS.lora_rank if takes_adapters else None,
@@ -287,7 +290,13 @@ def make(name: str, model: Path, url: str = "") -> GenerateStrategy:
 
 
 @contextmanager
-def running(name: str, model: Path, folder: Path, engine: GenerateStrategy | None = None) -> Iterator[Running]:
+def running(
+    name: str,
+    model: Path,
+    folder: Path,
+    engine: GenerateStrategy | None = None,
+    model_args: ModelConfig = MODEL_ARGS,
+) -> Iterator[Running]:
     """Start an engine, that of `make` unless it is given, and yield it. Close it on exit.
 
     A server is started, and ended, with it.
@@ -296,8 +305,8 @@ def running(name: str, model: Path, folder: Path, engine: GenerateStrategy | Non
         runner = stack.enter_context(asyncio.Runner())
         sizes = (f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=64")
         url = stack.enter_context(serving_outside(model, folder, *sizes)) if name == "vllm_server" else ""
-        engine = engine or make(name, model, url)
-        one = Running(engine, runner, policy(model), folder)
+        engine = engine or make(name, model, url, model_args)
+        one = Running(engine, runner, policy(model, model_args=model_args), folder)
         one.wait(engine.start(), limits.START)
         try:
             yield one

@@ -17,7 +17,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
-from examples.tiny.make_seeing_model import MERGE, TILE, TILED, build_processor
+from examples.tiny.make_seeing_model import MERGE, SQUARE, TILE, TILED, build_processor
 from roll.algorithms.losses import Loss, NegativeLogLikelihood
 from roll.algorithms.preference import BradleyTerry, Dpo, PreferenceLoss
 from roll.backend import MicroBatch, Rank, TrainStepResult
@@ -81,7 +81,12 @@ class SeeingCase:
 
     @property
     def model_args(self) -> ModelConfig:
-        keys = {"dtype": "fp32", "gradient_checkpointing": self.checkpointing, "compile_layers": False}
+        keys = {
+            "dtype": "fp32",
+            "sees_pictures": True,
+            "gradient_checkpointing": self.checkpointing,
+            "compile_layers": False,
+        }
         lora = {"lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0} if self.lora else {}
         return ModelConfig.model_validate(keys | lora | {"freeze_vision": self.frozen})
 
@@ -106,6 +111,9 @@ def pictures_of(family: str, sizes: Sequence[tuple[int, int]], seed: int) -> tup
         rows = np.array([len(one) for one in tiles])
         return np.concatenate([one.reshape(len(one), -1) for one in tiles]), rows, np.zeros((len(rows), 2), np.int64)
     found = processor.preprocess(noise, return_tensors="np")
+    if family in SQUARE:
+        values = np.asarray(found["pixel_values"], np.float32).reshape(len(noise), -1)
+        return values, np.ones(len(noise), np.int64), np.zeros((len(noise), 2), np.int64)
     grids = found["image_grid_thw"]
     return found["pixel_values"], grids.prod(axis=1), grids[:, 1:] // MERGE
 
@@ -117,7 +125,7 @@ def batch_of(family: str, token: int, shown_sizes: Sequence[Sequence[tuple[int, 
     for number, sizes in enumerate(shown_sizes):
         parts, starts = [generator.integers(0, 250, 3)], []
         values, rows, grids = pictures_of(family, sizes, number) if sizes else NOTHING
-        for count in rows * 4 if family in TILED else grids.prod(axis=1):
+        for count in rows * 4 if family in (*TILED, *SQUARE) else grids.prod(axis=1):
             starts.append(sum(map(len, parts)))
             parts += [np.full(int(count), token), generator.integers(0, 250, 2)]
         parts.append(generator.integers(0, 250, 6))
@@ -195,6 +203,8 @@ def padded_inputs(sequences: Sequences, family: str, token: int) -> dict[str, Te
     if (shown := sequences.shown) is None:
         return given
     values = torch.from_numpy(shown.values).double()
+    if family in SQUARE:
+        return given | {"pixel_values": values.view(-1, 3, TILE, TILE), "token_type_ids": (ids == token).long()}
     if family not in TILED:
         grid = nn.functional.pad(torch.from_numpy(shown.grids) * MERGE, (1, 0), value=1)
         return given | {"pixel_values": values, "image_grid_thw": grid, "mm_token_type_ids": (ids == token).int()}
@@ -219,7 +229,9 @@ def padded_log_probs(model: nn.Module, sequences: Sequences, family: str, token:
 
 def plain_model(folder: Path, case: SeeingCase) -> Any:
     """Return transformers' model in float64, with what the case trains."""
-    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    # In eager attention, padding that is longer than a sliding window becomes NaN.
+    kernel = "sdpa" if case.family in SQUARE else "eager"
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation=kernel)
     freeze_vision(model, case.frozen)
     return (add_lora(model, case.model_args, SEED) if case.lora else model).double().eval()
 

@@ -105,3 +105,5 @@ def test_multimodal_engine_receives_names_of_its_checkpoint(tmp_path: Path) -> N
     own = {name: tensor for name, tensor in seeing.named_parameters() if not name.startswith("model.visual.")}
     assert sent.keys() == own.keys()
     assert all(torch.equal(sent[name], own[name]) for name in own)
+    whole = dict(seeing.named_parameters())
+    assert text_tensors(whole).keys() == whole.keys()

@@ -28,7 +28,7 @@ from roll.rollout.batch import Experience, Shaping, experience
 from roll.rollout.group import Generator, SingleTurns
 from roll.types import Prompt, RewardResult, RolloutGroup, Sampling
 from tests import limits
-from tests.engines.generating import Running, policy, running
+from tests.engines.generating import SEEING_ARGS, Running, policy, running
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("as_in_workers")
@@ -90,7 +90,7 @@ def prompts_of(folder: Path, model: Path) -> tuple[list[Prompt], Sight]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data_args = DataConfig.model_validate({"file_name": str(folder / "rows.jsonl"), "messages": "messages"})
     tokenizer = load_tokenizer(str(model))
-    sight = load_sight(str(model), tokenizer)
+    sight = load_sight(str(model), tokenizer, asked=True)
     assert sight is not None
     sections = {"seen": RewardConfig.model_validate({"reward": "exact_match"})}
     found = prepare_prompts(data_args, tokenizer, 512, sections, folder / "cache", sight=sight)
@@ -103,7 +103,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(f"{kind}-{family}")
     write_seeing_model(folder / "model", family, seed=0)
     prompts, sight = prompts_of(folder, folder / "model")
-    with running(kind, folder / "model", folder) as one:
+    with running(kind, folder / "model", folder, model_args=SEEING_ARGS) as one:
         yield Seeing(one, prompts, sight)
 
 
@@ -131,11 +131,11 @@ def test_log_probs_of_pictures_are_the_trainers(seeing: Seeing) -> None:
 
 
 def test_synced_engine_sees_with_new_tower(seeing: Seeing) -> None:
-    before, current = seeing.engine.policy, policy(seeing.engine.folder / "model", seed=7)
+    before, current = seeing.engine.policy, policy(seeing.engine.folder / "model", 7, SEEING_ARGS)
     seeing.engine.push(current)
     assert_at_the_policy(seeing, current)
     # The tower alone changes, so that an engine with cached features of the pictures would be found out.
-    tower = policy(seeing.engine.folder / "model", seed=7)
+    tower = policy(seeing.engine.folder / "model", 7, SEEING_ARGS)
     for name, parameter in tower.causal.named_parameters():
         if "visual" in name or "vision" in name or "connector" in name:
             parameter.data.copy_(before.causal.get_parameter(name).data)
@@ -144,7 +144,7 @@ def test_synced_engine_sees_with_new_tower(seeing: Seeing) -> None:
 
 
 def test_responses_end_before_a_placeholder(seeing: Seeing) -> None:
-    likely = policy(seeing.engine.folder / "model", seed=7)
+    likely = policy(seeing.engine.folder / "model", 7, SEEING_ARGS)
     head = likely.causal.get_output_embeddings()
     assert head is not None
     weight = head.weight.data
@@ -162,11 +162,11 @@ def test_responses_end_before_a_placeholder(seeing: Seeing) -> None:
 
 
 def test_reference_sees_what_policy_sees(seeing: Seeing) -> None:
-    model, args = seeing.engine.folder / "model", ModelConfig.model_validate({"dtype": "fp32"})
+    model, args = seeing.engine.folder / "model", ModelConfig.model_validate({"dtype": "fp32", "sees_pictures": True})
     rank = Rank("reference", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
     reference = HfScoreSettings(str(model), args, PackedPolicy).build(rank)
     step = experience(seeing.groups(Sampling(6, samples=2)), Shaping())
     [found] = reference.log_probs([packing.select(step.sequences, range(len(step.sequences)))], 1.0)
     reference.close()
-    expected = trainers_log_probs(policy(model), step)
+    expected = trainers_log_probs(policy(model, None, SEEING_ARGS), step)
     np.testing.assert_allclose(found[step.sequences.response_mask], expected, rtol=0, atol=TOLERANCE)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -16,7 +17,7 @@ from benchmarks import models
 from roll.backend import EngineActivity, Rank
 from roll.config.schema.model import ModelConfig
 from roll.engines.vllm.settings import VllmConfig, VllmSettings
-from roll.types import Completion, Floats, Sampling
+from roll.types import Completion, Sampling
 from tests import limits
 from tests.gpu.conftest import ROOT, Runs
 from tests.gpu.test_rlvr_gpu import CASES, check, overrides
@@ -53,6 +54,7 @@ def write_draft(folder: Path, method: str, model: Path) -> Path:
     hidden, inner, vocabulary = shape.hidden_size, shape.intermediate_size, shape.vocab_size
     heads, groups = shape.num_attention_heads, shape.num_key_value_heads
     width = hidden // heads
+    of_head: dict[str, Any] = {"draft_vocab_size": vocabulary, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     LlamaConfig(
         architectures=["LlamaForCausalLMEagle3"],
         hidden_size=hidden,
@@ -62,8 +64,7 @@ def write_draft(folder: Path, method: str, model: Path) -> Path:
         num_key_value_heads=groups,
         vocab_size=vocabulary,
         max_position_embeddings=shape.max_position_embeddings,
-        draft_vocab_size=vocabulary,
-        eagle_aux_hidden_state_layer_ids=[1, 2, 3],
+        **of_head,
     ).save_pretrained(folder)
     matrices = {
         "fc": (hidden, 3 * hidden),
@@ -96,7 +97,8 @@ def sampled(model: Path, block: dict[str, Any]) -> tuple[list[list[Completion]],
     from roll.engines.vllm.strategy import VllmGenerate
 
     engine = {"enforce_eager": True, "gpu_memory_utilization": 0.2, "max_num_seqs": 64, "speculative": block}
-    engine["engine_args"] = {"kv_cache_memory_bytes": 1 << 29}  # otherwise vLLM measures what other processes leave free
+    # Otherwise vLLM measures the memory that other processes leave free.
+    engine |= {"engine_args": {"kv_cache_memory_bytes": 1 << 29}}
     settings = VllmSettings(
         str(model),
         ModelConfig.model_validate({"dtype": "bf16"}),
@@ -121,7 +123,9 @@ def sampled(model: Path, block: dict[str, Any]) -> tuple[list[list[Completion]],
     return asyncio.run(run())
 
 
-def deviations(log_probs: torch.Tensor, ids: torch.Tensor, begin: int) -> tuple[Floats, Floats]:
+def deviations(
+    log_probs: torch.Tensor, ids: torch.Tensor, begin: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return sums of deviations and of variances, [2] each: of a token's log-prob from its expectation, and of
     "the token followed the last one earlier in the sequence", which is what n-grams propose.
 
@@ -150,7 +154,8 @@ def test_samples_keep_the_distribution_of_the_model(
     model = write_peaked(tmp_path / "model")
     samples, activity = sampled(model, block_of(method, model, tmp_path))
     assert activity.proposed_tokens and (activity.accepted_tokens or method == "eagle3")
-    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).cuda().eval()
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    plain = loaded.cuda().eval()  # pyright: ignore[reportCallIssue]
     apart, variance, differences = np.zeros(2), np.zeros(2), []
     for prompt, completions in zip(PROMPTS, samples, strict=True):
         for completion in completions:

@@ -19,6 +19,7 @@ from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassi
 
 from examples.tiny.make_seeing_model import write_seeing_model
 from examples.tiny.make_shapes import write_shapes
+from roll.config.derived.model_shape import BOTH_WAYS
 from roll.export.__main__ import main as export
 from roll.models import seeing_classifiers
 from roll.models.pictures import PROJECTORS, is_of_vision
@@ -41,10 +42,10 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(folder)
 
 
-def changed_by(world: World, name: str, *words: str) -> set[str]:
+def changed_by(world: World, name: str, *words: str, model: str = "model") -> set[str]:
     """Run two steps, and return the names of the parameters that they changed."""
     outcome = world.run(
-        "--config-name", "tiny/tiny_rlvr_pictures", "pretrain=model", f"output_dir={name}", *STEPS, REWARD, *words
+        "--config-name", "tiny/tiny_rlvr_pictures", f"pretrain={model}", f"output_dir={name}", *STEPS, REWARD, *words
     )
     assert outcome.status == 0, outcome.output
     # Without responses of the trainer's own version, as in a step generated ahead, there is nothing to compare.
@@ -54,7 +55,7 @@ def changed_by(world: World, name: str, *words: str) -> set[str]:
     assert export([str(world.folder / name), str(world.folder / f"{name}-hf"), "--format", "hf"]) == 0
     before, after = (
         AutoModelForImageTextToText.from_pretrained(world.folder / folder, dtype=torch.float32)
-        for folder in ("model", f"{name}-hf")
+        for folder in (model, f"{name}-hf")
     )
     return {key for key, weight in after.named_parameters() if not torch.equal(weight, before.get_parameter(key))}
 
@@ -70,6 +71,15 @@ def test_frozen_tower_stays_with_zero3(untrained: World) -> None:
     seen = {name for name in changed if is_of_vision(name)}
     assert seen and all(PROJECTORS.search(name) for name in seen), "only the projector of the tower is trained"
     assert changed - seen
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", BOTH_WAYS)
+def test_asked_tower_is_trained_and_synced(untrained: World, family: str) -> None:
+    write_seeing_model(untrained.folder / family, family, seed=0)
+    asked = [f"++{role}.model_args.sees_pictures=true" for role in ("actor_train", "actor_infer")]
+    changed = changed_by(untrained, f"asked-{family}", *asked, model=family)
+    assert {is_of_vision(name) for name in changed} == {False, True}
 
 
 def test_merged_adapter_is_synced_and_evaluated(untrained: World) -> None:

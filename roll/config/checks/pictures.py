@@ -9,11 +9,11 @@ from roll.config.derived.fixed_roles import PREFIX, model_reward, reward_roles, 
 from roll.config.derived.methods import replays
 from roll.config.derived.model_shape import PATCHED, TILED, ModelShape
 from roll.config.derived.placement import model_roles, sends_adapter
-from roll.config.derived.sight import blind_faults, unread_tower
+from roll.config.derived.sight import WISH, blind_faults, unread_tower
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
 from roll.config.schema.model_rewards import JUDGE
-from roll.config.schema.offline import DistillConfig
+from roll.config.schema.offline import DistillConfig, SftConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig, ScorerConfig
@@ -38,6 +38,9 @@ def picture_key_faults(config: Config) -> Iterator[Fault]:
             yield Fault(f"{where}.images", problem, "set only one of the two", "exclusive")
     for name, role in model_roles(config).items():
         model = role.model_args
+        if model.sees_pictures and not (isinstance(config, SftConfig | RlvrConfig) and name in (own, *SEEING)):
+            problem = "true, but models that must be asked see pictures only in SFT, and as RLVR's policy and reference"
+            yield Fault(f"{name}.model_args.{WISH}", problem, "remove it", "not_supported")
         if "freeze_vision" not in model.model_fields_set:
             continue
         where = f"{name}.model_args.freeze_vision"
@@ -61,6 +64,9 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
             if name == learning and unread_tower(role.model_args.model_name_or_path or config.pretrain):
                 yield from blind_faults(config)
             continue
+        if shapes[name].vision is None and role.model_args.sees_pictures and name in (learning, *SEEING):
+            problem = "true, but roll runs no vision tower of this model"
+            yield Fault(f"{name}.model_args.{WISH}", problem, "remove it, or use another model", "no_effect")
         if shapes[name].vision is None:
             yield from blind_faults(config) if name == learning and not isinstance(config, DistillConfig) else ()
         elif isinstance(config, DistillConfig):
@@ -75,9 +81,21 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
             yield Fault(_model_key(name, role), problem, "use a model of text alone", "not_supported")
         else:
             yield from _unsupported(name, role)
-    if isinstance(config, RlvrConfig) and learning in shapes:
-        yield from _not_in_rlvr(config, shapes) if shapes[learning].vision else _unseeing(config)
-        yield from _blind_judges(config, shapes)
+    if isinstance(config, RlvrConfig):
+        yield from _not_together(config)
+        if learning in shapes:
+            yield from _not_in_rlvr(config, shapes) if shapes[learning].vision else _unseeing(config)
+            yield from _blind_judges(config, shapes)
+
+
+def _not_together(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of roles that would see no pictures beside a policy that is asked to see them, or the reverse."""
+    wishes = {name: role.model_args.sees_pictures for name, role in model_roles(config).items() if name in SEEING}
+    for name, wish in wishes.items():
+        if wish != wishes["actor_train"]:
+            problem = "true, but that of actor_train is not given" if wish else "not given, but actor_train's is true"
+            remedy = f"set it to true in {', '.join(wishes)}, or in none of them"
+            yield Fault(f"{name}.model_args.{WISH}", problem, remedy, "contradiction")
 
 
 SEEING = ("actor_train", "actor_infer", "reference")

@@ -20,10 +20,14 @@ HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 """Values of `model_type` for models that mix gated-delta layers with attention layers."""
 REPLAYED = ("qwen3_moe", "qwen2_moe", "olmoe", "mixtral")
 """Values of `model_type` for models whose routers can replay the engine's choice of experts, as tests show."""
-PATCHED = ("qwen2_5_vl", "qwen3_vl")
+PATCHED = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 """Values of `model_type` for models that see the patches of a picture, in positions that follow its grid."""
 TILED = ("smolvlm", "idefics3")
 """Values of `model_type` for models that see a picture in tiles of one size."""
+SQUARE = ("gemma3",)
+"""Values of `model_type` for models that see a whole picture, resized to a square. Its placeholders see each other."""
+BOTH_WAYS = ("qwen3_5", "gemma3")
+"""Those of them that see pictures only with `model_args.sees_pictures`, and of which else the text model is trained."""
 LINEAR = "linear_attention"
 """Name of a gated-delta layer in `layer_types` of config.json."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -106,7 +110,7 @@ class VisionShape:
     """The part of a model that sees pictures."""
 
     model_type: str
-    """The `model_type` of the whole model: one of `PATCHED` or `TILED`."""
+    """The `model_type` of the whole model: one of `PATCHED`, `TILED` or `SQUARE`."""
     hidden_size: int
     intermediate_size: int
     layers: int
@@ -145,6 +149,8 @@ class ModelShape:
     """Whether queries and keys are normalised per head."""
     experts: Experts | None = None
     delta: DeltaLayers | None = None
+    norms: int = 2
+    """Number of norms of a layer, besides those of queries and keys."""
     gated_attention: bool = False
     """Whether the query projection also computes a gate that scales the output of attention."""
     latent_attention: bool = False
@@ -191,7 +197,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Return the number of parameters. Exact for Llama, Qwen2, Qwen3, Qwen's mixtures, Qwen3.5's text model,
-        Qwen2.5-VL, Qwen3-VL and SmolVLM.
+        Qwen2.5-VL, Qwen3-VL, Qwen3.5, SmolVLM and Gemma 3.
         """
         seeing = self.vision.tower + self.vision.projector if self.vision else 0
         return self._parameters(self.experts.count if self.experts else 0) + seeing
@@ -224,7 +230,7 @@ class ModelShape:
             gates = self.hidden_size * (self.experts.count + self.experts.has_shared_gate)
             mlps += self.experts.layers * (sparse + gates)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
+        norms = (self.norms * self.num_hidden_layers + 1) * self.hidden_size
         return embeddings + norms + mixers + mlps
 
     @property
@@ -342,23 +348,30 @@ def uneven_heads(heads: int, key_value_heads: int, ranks: int) -> str | None:
     return None
 
 
-def read_shape(file: Path) -> ModelShape | None:
-    """Return the shape in a config.json, None for an unsupported model. Raises ValueError if it cannot be read."""
+def read_shape(file: Path, asked: bool | None = None) -> ModelShape | None:
+    """Return the shape in a config.json, None for an unsupported model. Raises ValueError if it cannot be read.
+
+    Args:
+        asked: `model_args.sees_pictures`.
+    """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(values, dict):
         raise ValueError("it contains no JSON object")
-    return shape_of(values)
+    return shape_of(values, asked)
 
 
-def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
+def shape_of(values: Mapping[str, Any], asked: bool | None = None) -> ModelShape | None:
     """Return the shape in the values of a config.json, or None for an unsupported kind of model.
 
     For a vision model, this is the shape of its text model, and of the tower if roll trains it.
+
+    Args:
+        asked: `model_args.sees_pictures`.
     """
-    if sees_pictures(values.get("model_type")):
+    if sees_pictures(values.get("model_type"), asked):
         return _seeing_shape(values)
     if is_seeing_hybrid(values.get("model_type")) and isinstance(text := values.get("text_config"), Mapping):
         tied = values.get("tie_word_embeddings", False)
@@ -377,7 +390,8 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
         attention_bias=bool(values.get("attention_bias", has_bias)),
         max_position_embeddings=values.get("max_position_embeddings"),
-        qk_norm=str(values.get("model_type")).startswith("qwen3"),
+        qk_norm=str(values.get("model_type")).startswith(("qwen3", "gemma3")),
+        norms=4 if values.get("model_type") in ("gemma2", "gemma3_text") else 2,
         experts=_experts(values),
         delta=_delta(values) if is_hybrid else None,
         gated_attention=is_hybrid,
@@ -386,8 +400,30 @@ def shape_of(values: Mapping[str, Any]) -> ModelShape | None:
     )
 
 
-TEXT_TYPES = {"qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text"}
+TEXT_TYPES = {
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "gemma3": "gemma3_text",
+}
 """By `model_type` of a seeing model, that of its text model. Of the others it is Llama's."""
+
+
+TEXT_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "qwen3_vl": {"head_dim": 128},
+    "qwen3_5": {"head_dim": 256},
+    "gemma3": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+}
+"""By `model_type` of a seeing model, transformers' values of its text model that its files may leave out."""
 
 
 def _seeing_shape(values: Mapping[str, Any]) -> ModelShape | None:
@@ -395,19 +431,25 @@ def _seeing_shape(values: Mapping[str, Any]) -> ModelShape | None:
     kind, vision = str(values["model_type"]), values.get("vision_config")
     text = values.get("text_config") if isinstance(values.get("text_config"), Mapping) else values
     assert isinstance(text, Mapping)
-    tied = bool(values.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-    heads = {"head_dim": 128} if kind == "qwen3_vl" else {}
-    own = {**heads, **text, "model_type": TEXT_TYPES.get(kind, "llama"), "tie_word_embeddings": tied}
+    tied = bool(values.get("tie_word_embeddings", text.get("tie_word_embeddings", kind in SQUARE)))
+    own = {
+        **TEXT_DEFAULTS.get(kind, {}),
+        **text,
+        "model_type": TEXT_TYPES.get(kind, "llama"),
+        "tie_word_embeddings": tied,
+    }
     shape = shape_of(own)
     if shape is None or not isinstance(vision, Mapping):
         return None
-    seen = _tiles(vision, values, shape) if kind in TILED else _patches(vision, kind, shape)
+    if kind in PATCHED:
+        return replace(shape, vision=_patches(vision, kind, shape))
+    seen = (_tiles if kind in TILED else _square)(vision, values, shape)
     return replace(shape, vision=seen)
 
 
 def _patches(vision: Mapping[str, Any], kind: str, text: ModelShape) -> VisionShape:
     """Return the tower of Qwen's models. Defaults are transformers'."""
-    is_third = kind == "qwen3_vl"
+    is_third = kind != "qwen2_5_vl"
     hidden = vision.get("hidden_size", 1152 if is_third else 3584)
     inner = vision.get("intermediate_size", 4304 if is_third else 3420)
     layers, merge = vision.get("depth", 27 if is_third else 32), vision.get("spatial_merge_size", 2)
@@ -421,7 +463,7 @@ def _patches(vision: Mapping[str, Any], kind: str, text: ModelShape) -> VisionSh
         tower = values * hidden + layers * layer
         return VisionShape(kind, hidden, inner, layers, tower, hidden + merger, merge**2, values)
     layer = 4 * hidden + attention + 2 * hidden * inner + inner + hidden
-    deep = len(vision.get("deepstack_visual_indexes", (8, 16, 24)))
+    deep = len(vision.get("deepstack_visual_indexes", (8, 16, 24))) if kind == "qwen3_vl" else 0
     tower = (values + 1 + vision.get("num_position_embeddings", 2304)) * hidden + layers * layer
     projector = 2 * hidden + merger + deep * (2 * wide + merger)
     return VisionShape(kind, hidden, inner, layers, tower, projector, merge**2, values)
@@ -433,11 +475,25 @@ def _tiles(vision: Mapping[str, Any], values: Mapping[str, Any], text: ModelShap
     layers, side = vision.get("num_hidden_layers", 12), vision.get("patch_size", 32)
     merge = values.get("scale_factor", 2)
     patch = vision.get("num_channels", 3) * side**2
-    layer = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden
-    embedding = (patch + 1 + (vision.get("image_size", 224) // side) ** 2) * hidden
-    tower = embedding + layers * layer + 2 * hidden
+    tower = _siglip(hidden, inner, layers, patch, (vision.get("image_size", 224) // side) ** 2)
     projector, kind = hidden * merge**2 * text.hidden_size, str(values["model_type"])
     return VisionShape(kind, hidden, inner, layers, tower, projector, merge**2, patch)
+
+
+def _square(vision: Mapping[str, Any], values: Mapping[str, Any], text: ModelShape) -> VisionShape:
+    """Return the tower of Gemma 3. Defaults are transformers'."""
+    hidden, inner = vision.get("hidden_size", 768), vision.get("intermediate_size", 3072)
+    layers, side = vision.get("num_hidden_layers", 12), vision.get("patch_size", 16)
+    patch, patches = vision.get("num_channels", 3) * side**2, (vision.get("image_size", 224) // side) ** 2
+    tower = _siglip(hidden, inner, layers, patch, patches)
+    per_token = patches // values.get("mm_tokens_per_image", 256)
+    return VisionShape("gemma3", hidden, inner, layers, tower, hidden * text.hidden_size + hidden, per_token, patch)
+
+
+def _siglip(hidden: int, inner: int, layers: int, patch: int, patches: int) -> int:
+    """Return the parameters of SigLIP's tower: patches and their positions, layers, and the last norm."""
+    layer = 4 * hidden + 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden
+    return (patch + 1 + patches) * hidden + layers * layer + 2 * hidden
 
 
 def _delta(values: Mapping[str, Any]) -> DeltaLayers | None:
@@ -481,9 +537,14 @@ def is_seeing_hybrid(model_type: object) -> bool:
     return f"{model_type}_text" in HYBRIDS
 
 
-def sees_pictures(model_type: object) -> bool:
-    """Return whether roll trains models of this type on pictures."""
-    return model_type in (*PATCHED, *TILED)
+def has_known_tower(model_type: object) -> bool:
+    """Return whether models of this type have a vision tower that roll can train on pictures."""
+    return model_type in (*PATCHED, *TILED, *SQUARE)
+
+
+def sees_pictures(model_type: object, asked: bool | None) -> bool:
+    """Return whether roll trains models of this type on pictures, given `model_args.sees_pictures`."""
+    return has_known_tower(model_type) and (bool(asked) or model_type not in BOTH_WAYS)
 
 
 def config_file(model: str) -> Path | None:

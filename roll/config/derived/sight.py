@@ -6,16 +6,17 @@ import json
 from collections.abc import Iterator
 
 from roll.config.derived.batch import learner
-from roll.config.derived.model_shape import PATCHED, TILED, config_file
+from roll.config.derived.model_shape import BOTH_WAYS, PATCHED, SQUARE, TILED, config_file
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import Fault
 
 VISION = "vision_config"
+WISH = "sees_pictures"
+"""Key of `model_args` with which the tower of some models is run."""
+ASKED = f"model_args.{WISH}: true"
 UNREAD = {
-    "gemma3": "its picture tokens attend to each other in both directions, and packed attention is causal",
-    "qwen3_5": "pictures were not tried with gated-delta layers",
-    "qwen3_5_moe": "pictures were not tried with gated-delta layers",
+    "qwen3_5_moe": "pictures were not tried with experts beside gated-delta layers",
     "qwen3_vl_moe": "pictures were not tried with experts",
 }
 """By `model_type`, why the tower of a model is not run."""
@@ -31,6 +32,8 @@ def unread_tower(model: str) -> str | None:
     if not isinstance(values, dict) or VISION not in values:
         return None
     kind = str(values.get("model_type"))
+    if kind in BOTH_WAYS:
+        return f"roll runs the tower of {kind} only with {ASKED}"
     return f"roll does not run the tower of {kind}: {UNREAD.get(kind, 'it was not tried')}"
 
 
@@ -41,7 +44,9 @@ def blind_faults(config: Config | OfflineConfig) -> Iterator[Fault]:
     if "freeze_vision" in learning.model_args.model_fields_set:
         given["model_args.freeze_vision"] = learning.model_args.freeze_vision
     why = unread_tower(learning.model_args.model_name_or_path or config.pretrain) or "the model sees no pictures"
-    remedy = f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED))})"
+    remedy = f"remove it, or use a model that sees pictures ({', '.join((*PATCHED, *TILED, *SQUARE))})"
+    if why.endswith(ASKED):
+        remedy = f"remove it, or set {ASKED} in all roles that read the policy's sequences"
     for key, value in given.items():
         if value is not None:
             yield Fault(f"{name}.{key}", f"'{value}', but {why}", remedy, "no_effect")

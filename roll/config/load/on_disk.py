@@ -103,7 +103,7 @@ TAUGHT_LENGTH = "self_distillation.prompt_length"
 
 
 def _models(config: Config, found: DiskFacts) -> None:
-    seen: dict[str, ModelShape | None] = {}
+    seen: dict[tuple[str, bool | None], ModelShape | None] = {}
     limit = "max_length" if isinstance(config, OfflineConfig) and config.max_length else "response_length"
     most = longest_sequence(config)
     if (taught := longest_taught(config)) > most:
@@ -111,16 +111,17 @@ def _models(config: Config, found: DiskFacts) -> None:
     for role_name, role in started_roles(config).items():
         own = role.model_args.model_name_or_path
         model, where = (own, f"{role_name}.model_args.model_name_or_path") if own else (config.pretrain, "pretrain")
-        if model not in seen:
+        key = model, role.model_args.sees_pictures
+        if key not in seen:
             # A reward model has its own tokenizer, and does not score texts that are too long for it.
             longest = 0 if isinstance(role, RewardModelRole) else most
-            seen[model] = _model(model, where, longest, limit, found)
-        shape = seen[model]
+            seen[key] = _model(*key, where, longest, limit, found)
+        shape = seen[key]
         if shape:
             found.shapes[role_name] = shape
 
 
-def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -> ModelShape | None:
+def _model(model: str, asked: bool | None, where: str, longest: int, limit: str, found: DiskFacts) -> ModelShape | None:
     if is_address(model) and (fault := description_fault(where, model)) is not None:
         found.missing.append(fault)
     file = config_file(model)
@@ -143,7 +144,7 @@ def _model(model: str, where: str, longest: int, limit: str, found: DiskFacts) -
         )
         return None
     try:
-        shape = read_shape(file)
+        shape = read_shape(file, asked)
     except ValueError as error:
         found.faults.append(
             Fault(where, f"{file} cannot be read: {error}", "save the model again, or use another folder", "unreadable")

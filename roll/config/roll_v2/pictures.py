@@ -38,7 +38,9 @@ SEES = re.compile(r"(^|[-_.])(vl|omni)([-_.]|$)", re.IGNORECASE)
 UNSEEN = {
     re.compile(r"omni", re.IGNORECASE): "a model of sound and video",
     re.compile(r"-VL-\d+B-A\d+B", re.IGNORECASE): "a mixture of experts that sees pictures",
-    re.compile(r"Qwen3\.5-", re.IGNORECASE): "a model of the family Qwen3.5, whose tower roll cannot run",
+    re.compile(
+        r"Qwen3\.5-", re.IGNORECASE
+    ): "a model of the family Qwen3.5, with which ROLL's files of pictures were not tried",
 }
 """Names of models that see pictures and that roll cannot train, with the reason."""
 SEEING_MODEL = "use Qwen2.5-VL, a dense Qwen3-VL, SmolVLM or Idefics3"

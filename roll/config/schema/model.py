@@ -100,6 +100,11 @@ class ModelConfig(StrictConfig):
         description="Models that see pictures: what stays as it is. `tower`: the vision tower, while the projector "
         "into the text model is trained; `all`: both; `none`: neither. With `lora_target`, both always stay.",
     )
+    sees_pictures: Literal[True] | None = Field(
+        None,
+        description="Load the vision tower of a model that is also trained on text alone (Qwen3.5, Gemma 3), so that "
+        "rows may show pictures. If not given, rows show none. Other models that see pictures always have theirs.",
+    )
     trust_remote_code: bool = Field(False, description="Allow Python code from the model repository to run.")
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from roll.config.derived.model_shape import TILED
+from roll.config.derived.model_shape import SQUARE, TILED
 from roll.data.pictures import Sight, decoded
 from roll.types import AskedPictures, Ints
 
@@ -29,9 +29,15 @@ def picture_inputs(
         side = _side(values)
         tiles = pixels.view(1, -1, 3, side, side).repeat(samples, 1, 1, 1, 1)
         return {"pixel_values": tiles, "pixel_attention_mask": torch.ones_like(tiles[:, :, 0], dtype=torch.bool)}
+    kinds = torch.from_numpy((token_ids == sight.token_id).astype(np.int64)).to(device)
+    if sight.model_type in SQUARE:
+        side = _side(values)
+        return {
+            "pixel_values": pixels.view(-1, 3, side, side).repeat(samples, 1, 1, 1),
+            "token_type_ids": kinds.repeat(samples, 1),
+        }
     merge: Any = sight.processor.merge_size
     sizes = nn.functional.pad(torch.from_numpy(grids * merge), (1, 0), value=1).to(device)
-    kinds = torch.from_numpy((token_ids == sight.token_id).astype(np.int64)).to(device)
     return {
         "pixel_values": pixels.repeat(samples, 1),
         "image_grid_thw": sizes.repeat(samples, 1),
@@ -40,5 +46,5 @@ def picture_inputs(
 
 
 def _side(values: np.ndarray) -> int:
-    """Return the height and width of the square tiles [R, 3 x side x side], in pixels."""
+    """Return the height and width of square tiles or pictures [R, 3 x side x side], in pixels."""
     return round((values.shape[1] / 3) ** 0.5)

@@ -168,7 +168,7 @@ class HfGenerate:
     async def start(self) -> None:
         path, trusts = self._settings.model_path, self._settings.model_args.trust_remote_code
         self._tokenizer = load_tokenizer(path, trusts)
-        self._sight = load_sight(path, self._tokenizer, trusts)
+        self._sight = load_sight(path, self._tokenizer, trusts, self._settings.model_args.sees_pictures)
         self._text = ResponseTexts(self._tokenizer)
         announce("loading the model")
         with readable_memory_errors(self._rank, "loading the model"):

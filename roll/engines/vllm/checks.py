@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from roll.config.derived.batch import longest_sequence
 from roll.config.derived.methods import is_corrected, ratio_source
-from roll.config.derived.model_shape import REPLAYED, ModelShape
+from roll.config.derived.model_shape import REPLAYED, SQUARE, ModelShape
 from roll.config.derived.placement import sends_adapter
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
@@ -49,6 +49,8 @@ def vllm_faults(
         # Measured on the CPU: before a sync, the log-probs differ from the trainer's by 1e-5, after it by 4.6.
         problem = "vllm, but after a weight sync vLLM's log-probs of gpt-oss differ from the trainer's"
         yield Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer", "not_supported")
+    if shape and shape.vision and shape.vision.model_type in SQUARE:
+        yield _not_both_ways(name, role, shape.vision.model_type)
     if name == "actor_infer" and isinstance(config, RlvrConfig) and config.router_replay:
         yield from _routes(engine, where, role, shape)
     if shape and shape.delta and role.device_mapping is None:
@@ -174,6 +176,20 @@ def _uncorrected(kind: str, place: str, config: RlvrConfig) -> Iterator[Fault]:
     )
     remedy = "set behaviour_log_probs=engine, or mismatch_correction=tis"
     yield Fault(place, problem, remedy, "contradiction")
+
+
+def _not_both_ways(name: str, role: RoleConfig, model_type: str) -> Fault:
+    """Return the fault of an engine whose model sees pictures as squares. As read in vLLM 0.32: on the CPU,
+    `supports_mm_prefix` of its attention is false, but nothing asks for it; and `SiglipVisionModel` does not load
+    tensors under the names that transformers 5.19 gives them.
+    """
+    problem = f"vllm, but its vision tower of {model_type} does not take the trainer's weights in a weight sync"
+    if role.device_mapping is None:
+        problem = (
+            f"vllm, but on the CPU its attention is causal within a picture too, while placeholders of {model_type} "
+            "see each other in both directions: its log-probs would differ from the trainer's"
+        )
+    return Fault(f"{name}.strategy_args.strategy_name", problem, "use hf_infer", "not_supported")
 
 
 def _routes(engine: VllmConfig, where: str, role: RoleConfig, shape: ModelShape | None) -> Iterator[Fault]:

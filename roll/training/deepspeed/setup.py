@@ -30,6 +30,7 @@ from roll.config.schema.foreign_names import DEEPSPEED_SCHEDULES
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError, Fault
 from roll.models.layers import decoder_layers
+from roll.models.pictures import sees
 from roll.models.routers import expert_blocks
 from roll.models.sequence_parallel import SequenceGroup, not_shared_out
 from roll.system.own_folder import own_folder, remove_ownerless
@@ -386,7 +387,8 @@ def sequence_group(config: DeepSpeedConfig, causal: PreTrainedModel, rank: Rank)
     size, sharers = config.sequence_parallel_size, config.tensor_parallel_size
     if size == 1:
         return None
-    if why := not_shared_out(causal.config, size, sharers):
+    pictures = "the model sees pictures, which are not split over ranks yet" if sees(causal) else None
+    if why := pictures or not_shared_out(causal.config, size, sharers):
         where = f"{rank.role}.strategy_args.strategy_config.sequence_parallel_size"
         raise ConfigError(
             Fault(where, f"{size}, but {why}", "remove it, or set it to a size that the model allows", "not_supported")

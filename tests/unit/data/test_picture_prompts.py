@@ -34,7 +34,7 @@ class Eyes:
     def __init__(self, folder: Path, family: str) -> None:
         write_seeing_model(folder / family, family, seed=0)
         self.tokenizer = load_tokenizer(str(folder / family))
-        sight = load_sight(str(folder / family), self.tokenizer)
+        sight = load_sight(str(folder / family), self.tokenizer, asked=True)
         assert sight is not None
         self.sight: Sight = sight
 
@@ -72,7 +72,8 @@ def test_engine_gets_one_placeholder_a_picture(eyes: Eyes, write_jsonl: Write, t
     files = [noise(tmp_path / f"{number}.png", size, number) for number, size in enumerate([(40, 24), (33, 47)])]
     found = eyes.prompts(write_jsonl([asking(at("0.png"), at("1.png")), asking()])).prompt(0, 7)
     assert found.shown is not None
-    asked, pixels, token = found.shown.asked(), found.shown.pixels(), eyes.sight.token_id
+    asked, pixels = found.shown.asked(), found.shown.pixels()
+    token = eyes.tokenizer.convert_tokens_to_ids(eyes.sight.token)
     assert (asked.token_ids == token).sum() == 2 == found.text.count(eyes.sight.token) == len(asked.names)
     assert asked.token_ids.tolist() == eyes.tokenizer(found.text)["input_ids"]
     assert list(asked.files) == files and found.shown.names == (str(tmp_path / "0.png"), str(tmp_path / "1.png"))

@@ -16,15 +16,16 @@ import pytest
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 from transformers.image_utils import load_image
+from transformers.models.gemma3 import Gemma3Processor
 from transformers.models.idefics3 import Idefics3Processor
 from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
 
-from examples.tiny.make_seeing_model import FAMILIES, TILED, write_seeing_model
+from examples.tiny.make_seeing_model import FAMILIES, SQUARE, TILED, write_seeing_model
 from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
 from roll.data.picture_parts import MARK
 from roll.data.pictures import LARGEST, Sight, decoded, load_sight
-from roll.errors import DataError
+from roll.errors import DataError, FaultCode
 from roll.models.load import load_tokenizer
 from tests.faults import assert_fault
 
@@ -48,7 +49,7 @@ class Eye:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(str(folder))
-        sight = load_sight(str(folder), self.tokenizer)
+        sight = load_sight(str(folder), self.tokenizer, asked=True)
         assert sight is not None
         self.sight: Sight = sight
 
@@ -104,9 +105,12 @@ def said(text: str) -> dict[str, str]:
 
 def processors_inputs(eye: Eye, row: dict[str, Any], pictures: Sequence[Image.Image]) -> Any:
     """Return what transformers' own processor makes of a conversation."""
-    is_tiled = eye.sight.model_type in TILED
-    kind: Any = Idefics3Processor if is_tiled else Qwen2_5_VLProcessor
-    more: dict[str, Any] = {"image_seq_len": 4} if is_tiled else {"video_processor": None}
+    kind: Any = Qwen2_5_VLProcessor
+    more: dict[str, Any] = {"video_processor": None}
+    if eye.sight.model_type in TILED:
+        kind, more = Idefics3Processor, {"image_seq_len": 4}
+    elif eye.sight.model_type in SQUARE:
+        kind, more = Gemma3Processor, {"image_seq_length": 4}
     # transformers' check wants a video processor, whose package is not installed.
     with mock.patch.object(kind, "check_argument_for_proper_class"):
         made = kind(image_processor=eye.sight.processor, tokenizer=eye.tokenizer, **more)
@@ -133,7 +137,7 @@ def test_tokens_and_pixels_equal_the_processors(
     assert sequence.shown is not None and sequence.shown.counts.tolist() == [4]
     pixels = expected["pixel_values"]
     assert np.array_equal(sequence.shown.values, pixels.reshape(len(sequence.shown.values), -1))
-    if family not in TILED:
+    if family not in (*TILED, *SQUARE):
         grids = np.pad(sequence.shown.grids * 2, ((0, 0), (1, 0)), constant_values=1)
         assert np.array_equal(grids, expected["image_grid_thw"])
     placeholders = np.flatnonzero(sequence.token_ids == own.sight.token_id)
@@ -388,3 +392,43 @@ def test_processor_of_another_model_is_refused(seeing: dict[str, Path], tmp_path
     with pytest.raises(DataError) as caught:
         load_sight(str(folder), load_tokenizer(str(folder)))
     assert_fault(caught.value.faults, "pretrain", "unreadable", str(folder), "preprocessor_config.json")
+
+
+def changed_copy(folder: Path, source: Path, file: str, values: dict[str, Any]) -> str:
+    """Copy a model's folder, with other values in a JSON file. Return the copy's folder."""
+    folder.mkdir()
+    for one in source.iterdir():
+        (folder / one.name).write_bytes(one.read_bytes())
+    known = json.loads((folder / file).read_text())
+    for key, value in values.items():
+        known[key] = known[key] | value if isinstance(value, dict) else value
+    (folder / file).write_text(json.dumps(known))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "code", "word"),
+    [
+        ("preprocessor_config.json", {"do_pan_and_scan": True}, "not_supported", "do_pan_and_scan"),
+        ("preprocessor_config.json", {"do_resize": False}, "unfit", "do_resize False"),
+        ("preprocessor_config.json", {"size": {"height": 64}}, "unfit", "size (64, 32)"),
+        ("config.json", {"text_config": {"sliding_window": 3}}, "not_supported", "sliding window of 3"),
+        ("config.json", {"vision_config": {"vision_use_head": True}}, "not_supported", "head that pools"),
+        ("config.json", {"eoi_token_index": 319}, "unfit", "mark around pictures, the token 319"),
+    ],
+)
+def test_gemma_that_would_see_otherwise_is_refused(
+    file: str, values: dict[str, Any], code: FaultCode, word: str, seeing: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = changed_copy(tmp_path / "model", seeing["gemma3"], file, values)
+    with pytest.raises(DataError) as caught:
+        load_sight(folder, load_tokenizer(folder), asked=True)
+    assert_fault(caught.value.faults, "pretrain", code, word, "")
+
+
+def test_placeholder_in_text_of_gemma_is_refused(seeing: dict[str, Path], write_jsonl: Write, tmp_path: Path) -> None:
+    noise((40, 24)).save(tmp_path / "0.png")
+    for mark in ("<image_soft_token>", "<start_of_image>"):
+        with pytest.raises(DataError) as caught:
+            Eye(seeing["gemma3"]).rows(write_jsonl([asking(at("0.png"), said(f"What is {mark}?"))]))
+        assert_fault(caught.value.faults, ":1", "contradiction", mark, "remove")

@@ -69,6 +69,7 @@ SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1,
             Gemma3ForCausalLM,
             "its final_logit_softcapping of 30 changes logits",
         ),
+        (Gemma3TextConfig(**SHAPE, head_dim=8, use_bidirectional_attention=True), Gemma3ForCausalLM, "its tokens see"),
         (BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), BloomForCausalLM, "it has its own attention"),
         (
             GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4),

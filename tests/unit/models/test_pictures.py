@@ -17,7 +17,7 @@ from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.errors import ConfigError
 from roll.models.layers import decoder_layers
-from roll.models.load import add_lora, load_causal_model, load_policy, load_seeing_policy
+from roll.models.load import add_lora, load_causal_model, load_policy, load_seeing_policy, restore_frequencies
 from roll.models.packed import packed_inputs
 from roll.models.pictures import PROJECTORS, freeze_vision, is_of_vision, positions, vision_parameters
 from roll.types import Pictures, Sequences
@@ -108,7 +108,7 @@ def test_selection_keeps_each_sequences_own_pictures(indices: list[int]) -> None
 def test_shape_counts_all_parameters(family: str, tied: bool) -> None:
     with torch.device("meta"):
         model = build_seeing_model(family, seed=0, tied=tied)
-    shape = shape_of(json.loads(build_config(family, tied).to_json_string()))
+    shape = shape_of(json.loads(build_config(family, tied).to_json_string()), asked=True)
     assert shape is not None and shape.vision is not None
     sizes = {name: parameter.numel() for name, parameter in vision_parameters(model)}
     assert shape.vision.projector == sum(size for name, size in sizes.items() if PROJECTORS.search(name)) > 0
@@ -145,7 +145,9 @@ def test_adapter_is_on_text_model_alone(family: str, target: str) -> None:
     model = build_seeing_model(family, seed=0)
     adapted = add_lora(model, ModelConfig.model_validate({"lora_target": target}), seed=0)
     layers = {name.partition(".lora_A")[0] for name, _ in adapted.named_parameters() if ".lora_A" in name}
-    assert len(layers) == 3 * (7 if target == "all-linear" else 2) and not any(map(is_of_vision, layers))
+    # Two of Qwen3.5's layers have five other projections in place of the four of attention.
+    counts = {"all-linear": 23, "q_proj,down_proj": 4} if family == "qwen3_5" else {"all-linear": 21}
+    assert len(layers) == counts.get(target, 6) and not any(map(is_of_vision, layers))
     assert all(".lora_" in name for name, parameter in adapted.named_parameters() if parameter.requires_grad)
 
 
@@ -197,6 +199,30 @@ def test_tower_sees_shared_pictures_once(family: str, tmp_path: Path) -> None:
     for one, other in zip(found["shared"], found["own"], strict=True):
         assert one is not None and other is not None
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_gemma_without_its_tower_is_trained_on_text(tmp_path: Path) -> None:
+    write_seeing_model(tmp_path / "model", "gemma3", seed=0)
+    policy = load_policy(str(tmp_path / "model"), ModelConfig.model_validate({"dtype": "fp32"}), seed=0)
+    assert policy.tower is None and not any(each.requires_grad for _, each in vision_parameters(policy.causal))
+    policy(packed_inputs(packing.concatenate([np.arange(9, dtype=np.int32)], [np.arange(9) > 2]), "cpu"))[
+        0
+    ].sum().backward()
+    trained = {name for name, each in policy.causal.named_parameters() if each.requires_grad}
+    assert trained == {name for name, each in policy.causal.named_parameters() if each.grad is not None}
+    assert trained and len(decoder_layers(policy.causal)) == 3
+
+
+def test_frequencies_of_each_kind_of_layer_are_restored() -> None:
+    model, expected = (build_seeing_model("gemma3", seed=0) for _ in range(2))
+    for module in model.modules():
+        for name, each in dict(module.named_buffers(recurse=False)).items():
+            if each.is_floating_point():
+                module.register_buffer(name, each.bfloat16(), persistent=False)
+    restore_frequencies(model)
+    found = dict(model.named_buffers())
+    wanted = {name: each for name, each in expected.named_buffers() if name.endswith("inv_freq")}
+    assert len(wanted) == 4 and all(torch.equal(found[name], each) for name, each in wanted.items())
 
 
 def test_loaders_of_text_models_refuse_seeing_models(tmp_path: Path) -> None:

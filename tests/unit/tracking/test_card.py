@@ -127,3 +127,7 @@ def test_adapter_of_seeing_model_is_loaded_by_transformers(tmp_path: Path) -> No
     for kind, known in (("qwen3_vl", "AutoModelForImageTextToText"), ("qwen3", "AutoPeftModelForCausalLM")):
         (base / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
         assert model_class(export)[1] == known
+    (base / "config.json").write_text(json.dumps({"model_type": "qwen3_5"}), encoding="utf-8")
+    assert model_class(export)[1] == "AutoPeftModelForCausalLM"
+    (export / "preprocessor_config.json").write_text("{}", encoding="utf-8")  # of one that was trained with its tower
+    assert model_class(export)[1] == "AutoModelForImageTextToText"
