@@ -57,6 +57,8 @@ CASES = (
         0.1,
         {
             "actor_infer.strategy_args.strategy_config.quantization": "fp8",
+            "behaviour_log_probs": "trainer",
+            "mismatch_correction": "tis",
             "actor_train.training_args.learning_rate": 5e-4,
         },
     ),

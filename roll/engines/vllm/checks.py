@@ -166,16 +166,17 @@ def _quantised(kind: str, place: str, name: str, role: RoleConfig, shape: ModelS
 
 
 def _uncorrected(kind: str, place: str, config: RlvrConfig) -> Iterator[Fault]:
-    """Yield a fault if the loss would take the samples of the quantised policy for samples of the trained one."""
-    source = ratio_source(config)
-    if (source == "engine" and config.policy_loss.traits.ratio is not None) or is_corrected(config):
+    """Yield a fault if the loss would take the rounding of the quantised policy for a change of the trained one.
+
+    Under a ratio to the engine's log-probs, PPO clips tokens that the rounding makes less probable: a tiny model then
+    learns nothing (docs/performance.md, "Rollouts in 8 bits").
+    """
+    if is_corrected(config):
         return
-    problem = (
-        f"{kind}: a token is sampled by the quantised policy, but behaviour_log_probs is {source}, without a "
-        "mismatch_correction"
-    )
-    remedy = "set behaviour_log_probs=engine, or mismatch_correction=tis"
-    yield Fault(place, problem, remedy, "contradiction")
+    source = ratio_source(config)
+    effect = "clipping would take its rounding for updates" if source == "engine" else "nothing corrects for that"
+    problem = f"{kind}: the quantised policy samples, and with behaviour_log_probs {source} {effect}"
+    yield Fault(place, problem, "set behaviour_log_probs=trainer and mismatch_correction=tis", "contradiction")
 
 
 def _not_both_ways(name: str, role: RoleConfig, model_type: str) -> Fault:

@@ -74,7 +74,15 @@ def test_arguments_of_vllm() -> None:
         ({"method": "draft_model", "draft": "small", "longest_match": 2}, {}, [("no_effect", ".longest_match")]),
         ({"method": "ngram", "draft": "small"}, {}, [("no_effect", ".draft")]),
         ({"method": "ngram"}, {"on_gpu": False}, [("not_supported", "")]),
-        ({"method": "draft_model", "draft": "small"}, {"engine": {"quantization": "fp8"}}, [("not_supported", "")]),
+        (
+            {"method": "draft_model", "draft": "small"},
+            {
+                "engine": {"quantization": "fp8"},
+                "behaviour_log_probs": "trainer",
+                "mismatch_correction": "tis",
+            },
+            [("not_supported", "")],
+        ),
     ],
 )
 def test_blocks_are_checked(
