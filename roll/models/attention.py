@@ -115,13 +115,8 @@ def padded_attention(
     tokens, count = parts[0].shape[2], len(offsets) - 1
     rows, columns = packed_positions(offsets, tokens)
 
-    def side_by_side(packed: Tensor) -> Tensor:
-        heads, _, width = packed.shape[1:]
-        laid = packed.new_zeros(count, longest, heads, width)
-        laid[rows, columns] = packed[0].transpose(0, 1)
-        return laid.transpose(1, 2)
-
-    rows_of = side_by_side(parts[0]), side_by_side(parts[1]), side_by_side(parts[2])
+    query, key, value = (side_by_side(part, rows, columns, count, longest) for part in parts)
+    rows_of = query, key, value
     is_plain = softcap is None and sinks is None
     seen = None if is_plain and window is None and spans is None else seen_keys(longest, window, rows.device)
     if spans is not None and seen is not None:
@@ -134,6 +129,18 @@ def padded_attention(
         assert seen is not None
         out = attention_by_scores(*rows_of, seen, scaling or parts[0].shape[-1] ** -0.5, softcap, sinks, dropout)
     return out.transpose(1, 2)[rows, columns][None]
+
+
+def side_by_side(packed: Tensor, rows: Tensor, columns: Tensor, count: int, longest: int) -> Tensor:
+    """Return packed parts [1, heads, T, D] as `count` rows [count, heads, longest, D], padded with zeros.
+
+    Args:
+        rows, columns: [T] each, see `packed_positions`.
+    """
+    heads, _, width = packed.shape[1:]
+    laid = packed.new_zeros(count, longest, heads, width)
+    laid[rows, columns] = packed[0].transpose(0, 1)
+    return laid.transpose(1, 2)
 
 
 def torch_kernel(

@@ -43,6 +43,7 @@ from roll.models.packed import LogProbHead, PackedPolicy
 from roll.models.picture_spans import PictureSpans, with_pictures
 from roll.models.pictures import blind, freeze_vision, is_of_vision, text_targets
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
+from roll.models.tower_attention import use_tower_attention
 
 ALL_LINEAR = ["all-linear"]
 """The names in a `lora_target` that adapts all linear layers."""
@@ -292,7 +293,9 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
             raise DataError(_seeing(path)) from error
         raise DataError(unreadable(path, "model", error)) from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded
-    if not is_seeing:
+    if is_seeing:
+        use_tower_attention(model)
+    else:
         blind(model)
     if packed:
         if why := not_packable(model):
