@@ -94,8 +94,11 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         states, host = _training_states(zero, plan.ranks // traits.tensor_parallel, role, shape, traits.expert_parallel)
         wish, compiled = role.model_args.gradient_checkpointing, compiles(role.model_args, on_gpu=not plan.on_cpu)
         kept = {"activations": activations(shape, tokens, width, wish, compiled)}
-        if role.model_args.use_dora:
-            kept["activations"] += dora_activations(shape, tokens, width, role.model_args)
+        if role.model_args.lora_target:
+            kept["activations"] += adapter_activations(shape, tokens, width, role.model_args)
+            if head and checkpointed_layers(wish, shape.num_hidden_layers) == shape.num_hidden_layers:
+                recomputed = kept["activations"] - shape.num_hidden_layers * width * tokens * shape.hidden_size
+                head = {"head": max(0, head["head"] - recomputed - width * zero.bucket_numbers)}
         if shape.vision:
             kept["pictures"] = picture_bytes(shape.vision, tokens, width, role.model_args)
         return RoleMemory(states | kept | head, host)
@@ -251,6 +254,27 @@ def activations(shape: ModelShape, tokens: int, width: int, wish: str | int, com
     checkpointed = checkpointed_layers(wish, layers)
     kept = (layers - checkpointed) * layer
     return kept + checkpointed * width * tokens * shape.hidden_size + (layer if checkpointed else 0)
+
+
+SHARED_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+"""Linear layers that have the same input as another one."""
+
+
+def adapter_activations(shape: ModelShape, tokens: int, width: int, model: ModelConfig) -> int:
+    """Return the bytes that adapters need in addition to the activations of their layers.
+
+    In 16 bits their weights are fp32, and so are copies of their inputs; the widest input has a gradient in fp32 and
+    one in the model's dtype. PiSSA's second product has one more tensor in fp32. All that exists for one layer at a
+    time.
+    """
+    more = dora_activations(shape, tokens, width, model) if model.use_dora else 0
+    inputs = {
+        SHARED_INPUT.get(name, name): shape.linears[name][0] for name in shape.adapted_linears(model.lora_target or "")
+    }
+    if width == 4 or not inputs:
+        return more
+    of_widest = 4 + width + (0 if model.init_lora_weights is True else 4)
+    return more + tokens * (4 * sum(inputs.values()) + of_widest * max(inputs.values()))
 
 
 def dora_activations(shape: ModelShape, tokens: int, width: int, model: ModelConfig) -> int:

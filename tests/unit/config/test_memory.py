@@ -10,7 +10,7 @@ import pytest
 
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import place
-from roll.config.plan.memory import estimate, moments
+from roll.config.plan.memory import estimate, head_tokens, layer_activations, moments
 from roll.config.schema.roles import ActorInferConfig, ActorTrainConfig, CriticConfig, ReferenceConfig
 from roll.system.sizes import GIB
 
@@ -267,8 +267,26 @@ def test_every_kind_of_72b_by_hand() -> None:
         # Logits of 3456 tokens in fp32 and their gradient in bf16; the head's gradient in fp32 and in bf16.
         "head": 6 * 3456 * vocabulary + 6 * head,
     }
-    lora = trainer(3, 32, lora_target="all-linear", lora_rank=8)
-    assert estimate(place("actor_train", lora, 6144), lora, shape, 6144).device["head"] == 6 * 3456 * vocabulary
+
+
+def test_adapters_have_fp32_copies_in_a_layer_that_is_recomputed(shape: ModelShape) -> None:
+    tokens = 6144
+    layers, hidden, inner = shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size
+    keys = {"lora_target": "all-linear", "lora_rank": 8, "gradient_checkpointing": "all", "compile_layers": True}
+    plain, pissa = (trainer(2, 1, **keys, **more) for more in ({}, {"init_lora_weights": "pissa"}))
+    found = [estimate(place("actor_train", role, tokens), role, shape, tokens).device for role in (plain, pissa)]
+    layer = layer_activations(shape, tokens, 2, compiled=True)
+    # The inputs of q, k and v; of o; of gate and up; and of down, whose gradient exists in fp32 and in bf16.
+    assert shape.num_attention_heads * shape.head_dim == hidden
+    recomputed = layer + tokens * (4 * (3 * hidden + inner) + 6 * inner)
+    assert found[0]["activations"] == layers * 2 * tokens * hidden + recomputed
+    assert found[1]["activations"] == found[0]["activations"] + 4 * tokens * inner
+    # The logits and their gradient are gone when a layer is recomputed and its gradients fill a bucket.
+    logits = 6 * min(head_tokens(shape.vocab_size), tokens) * shape.vocab_size
+    assert found[0]["head"] == max(0, logits - recomputed - 2 * 500_000_000)
+    attention, whole = (trainer(2, 1, **(keys | {"gradient_checkpointing": how})) for how in ("attention", "none"))
+    for role in (attention, whole):
+        assert estimate(place("actor_train", role, tokens), role, shape, tokens).device["head"] == logits
 
 
 def test_buffers_are_those_of_deepspeeds_configuration(shape: ModelShape) -> None:
