@@ -66,6 +66,7 @@ def test_adapter_of_qlora_names_the_form_of_its_base(tmp_path: Path, kind: str) 
         "from peft import AutoPeftModelForCausalLM",
         "from transformers import BitsAndBytesConfig",
     ]
+    assert 'dtype="bfloat16"' in code
     assert 'load_in_4bit=True, bnb_4bit_quant_type="nf4"' in code
 
 
