@@ -25,7 +25,7 @@ from roll.tracking.intervals import CONFIDENCE, wilson
 from roll.tracking.jsonl import METRICS_FILE, VALIDATION_SAMPLES_FILE, each_record
 
 CARD = "README.md"
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """By `model_args.dtype`, torch's name."""
 KEYS = (
     "pipeline", "adv_estimator", "policy_loss", "preference_loss", "beta", "rollout_batch_size",
@@ -98,7 +98,9 @@ def loading_call(export: Path, name: str, trained: ModelConfig) -> str:
     double = ", bnb_4bit_use_double_quant=True" if trained.quantized_base == "nf4_double" else ""
     held = f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"{double})'
     imports = f"from {package} import {kind}; from transformers import BitsAndBytesConfig"
-    return f'{imports}; {kind}.from_pretrained("{name}", dtype="{DTYPES[trained.dtype]}", quantization_config={held})'
+    return (
+        f'{imports}; {kind}.from_pretrained("{name}", dtype="{PRECISIONS[trained.dtype]}", quantization_config={held})'
+    )
 
 
 def model_class(export: Path) -> tuple[str, str]:

@@ -30,7 +30,12 @@ def checkpointer(
     best: str = "",
 ) -> Checkpointer:
     stands: Any = SimpleNamespace(
-        last=last, is_at_end=is_at_end, exported=exported, stopped_early=early, best=best, trained_model=ModelConfig()
+        last=last,
+        is_at_end=is_at_end,
+        exported=exported,
+        stopped_early=early,
+        best=best,
+        trained_model=ModelConfig.model_validate({}),
     )
     return stands
 
