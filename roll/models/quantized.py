@@ -20,7 +20,7 @@ from roll.models.layers import decoder_layers
 
 try:
     from bitsandbytes.functional import dequantize_4bit
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    from bitsandbytes.nn.modules import Linear4bit, Params4bit
 except ImportError as error:
     problem = f"set, but the package bitsandbytes cannot be imported: {error}"
     raise ConfigError(

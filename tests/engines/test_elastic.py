@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -167,9 +168,9 @@ def test_exported_weights_are_the_trainers(
     if case.lora:
         assert main([str(run), str(tmp_path / "adapter")]) == 0
         assert_close(stored(tmp_path / "adapter"), trained.adapter, 0.0)
-        base = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
+        base: Any = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
         if kind := VARIANTS[case.variant].get("quantized_base"):  # which rounds the weights in the trainer's precision
-            base.to(DTYPES[case.dtype])
+            base.to(dtype=DTYPES[case.dtype])
             round_layers(base, kind)
             base.float()
         merged = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
