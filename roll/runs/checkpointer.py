@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import yaml
 
 from roll.config.derived.batch import learner
-from roll.config.schema.model import QuantizedBase
+from roll.config.schema.model import ModelConfig
 from roll.config.schema.pipelines import Config
 from roll.errors import ConfigError, Fault
 from roll.runs.changed_keys import Change, changes, recorded
@@ -112,9 +112,9 @@ class Checkpointer:
         self._final = Path(config.output_dir).absolute() / EXPORT
 
     @property
-    def quantized_base(self) -> QuantizedBase | None:
-        """How the model under the trained adapter is held; see `ModelConfig`."""
-        return learner(self._config)[1].model_args.quantized_base
+    def trained_model(self) -> ModelConfig:
+        """The `model_args` of the role that is trained."""
+        return learner(self._config)[1].model_args
 
     @property
     def resumed_step(self) -> int | None:

@@ -68,7 +68,7 @@ class RunEnding:
             print(f"saved: {saved}; the same command continues after step {step}", flush=True)
         if self._checkpointer.exported is not None:
             export = self._checkpointer.exported
-            call = loading_call(export, str(export), self._checkpointer.quantized_base)
+            call = loading_call(export, str(export), self._checkpointer.trained_model)
             print(f"exported: {export}\nload it:  {call}", flush=True)
 
 

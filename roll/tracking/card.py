@@ -17,7 +17,7 @@ import yaml
 from roll.config.derived.batch import learner
 from roll.config.derived.domains import environment_of, named_rewards
 from roll.config.derived.model_shape import config_file, sees_pictures
-from roll.config.schema.model import QuantizedBase
+from roll.config.schema.model import ModelConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.tracking.history import read_starts
@@ -27,6 +27,8 @@ from roll.tracking.jsonl import METRICS_FILE, VALIDATION_SAMPLES_FILE, each_reco
 CARD = "README.md"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """Files that only the export of a model that sees pictures has."""
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""By `model_args.dtype`, torch's name."""
 KEYS = (
     "pipeline", "adv_estimator", "policy_loss", "preference_loss", "beta", "rollout_batch_size",
     "num_return_sequences_in_group", "prompt_length", "response_length", "sequence_length", "max_length", "seed",
@@ -69,7 +71,7 @@ def model_card(config: Config, run: Path, export: Path, step: int) -> str:
         "tags": ["roll", config.pipeline],
     }
     name = f"`{known}`" if known else "a model in a local folder"
-    *imports, call = loading_call(export, "FOLDER_OR_HUB_NAME", role.model_args.quantized_base).split("; ")
+    *imports, call = loading_call(export, "FOLDER_OR_HUB_NAME", role.model_args).split("; ")
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {config.exp_name}\n",
         f"This {kind_of_model} was trained from {name} in {step} steps of `pipeline: {config.pipeline}` of roll.\n",
@@ -84,19 +86,21 @@ def model_card(config: Config, run: Path, export: Path, step: int) -> str:
     return "\n".join(parts)
 
 
-def loading_call(export: Path, name: str, quantized_base: QuantizedBase | None = None) -> str:
+def loading_call(export: Path, name: str, trained: ModelConfig) -> str:
     """Return Python code that loads an export: imports and a call, separated by semicolons.
 
     Args:
         name: The folder or Hub name in the call.
-        quantized_base: How the base was held in the training. An adapter needs it in the same form.
+        trained: The model in the training. An adapter on a quantised base needs the same base, rounded from the same
+            precision.
     """
     package, kind = model_class(export)
     needed, imports = [f'"{name}"'], f"from {package} import {kind}"
     if "auto_map" in _values_in(export / "config.json"):
         needed.append("trust_remote_code=True")
-    if quantized_base is not None and (export / "adapter_config.json").is_file():
-        double = ", bnb_4bit_use_double_quant=True" if quantized_base == "nf4_double" else ""
+    if trained.quantized_base is not None and (export / "adapter_config.json").is_file():
+        double = ", bnb_4bit_use_double_quant=True" if trained.quantized_base == "nf4_double" else ""
+        needed.append(f'dtype="{PRECISIONS[trained.dtype]}"')
         needed.append(f'quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"{double})')
         imports += "; from transformers import BitsAndBytesConfig"
     return f"{imports}; {kind}.from_pretrained({', '.join(needed)})"

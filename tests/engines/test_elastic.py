@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from roll.export.__main__ import main
+from roll.models.load import DTYPES
+from roll.models.quantized import round_layers
 from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState, seal
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.training.actor_train import merge
@@ -28,11 +31,13 @@ from tests import limits
 from tests.engines.elastic import Trained, checkpoint_of, load_and_train, train_and_save
 from tests.engines.ranks import run_ranks
 from tests.engines.test_train import assert_close, batch, shares  # noqa: F401  (the fixture)
-from tests.engines.training import Case
+from tests.engines.training import VARIANTS, Case
 
 pytestmark = pytest.mark.full
 
-CASES = [Case(1, False), Case(2, True), Case(3, False), Case(3, True, dtype="bf16")]
+# A model that is loaded in the same process after one with ZeRO-3 would be sharded, too.
+CASES = [Case(1, False), Case(2, True), Case(2, True, variant="QLoRA"), Case(1, True, dtype="bf16", variant="QLoRA")]
+CASES += [Case(3, False), Case(3, True, dtype="bf16")]
 TOLERANCE = 2e-5
 """Tolerance of losses and fp32 weights after three updates: the order of summation depends on the number of ranks."""
 
@@ -55,6 +60,7 @@ def identify(value: object) -> str | None:
 def config_of(case: Case, model: Path) -> str:
     """Return the text of a `config.yaml` for a run of this case."""
     adapter = {"lora_target": "all-linear", "lora_rank": 4, "lora_alpha": 16.0} if case.lora else {}
+    adapter |= VARIANTS[case.variant]
     role = {
         "model_args": {"dtype": case.dtype, **adapter},
         "data_args": {"file_name": "none.jsonl", "prompt": "prompt", "response": "response"},
@@ -162,7 +168,11 @@ def test_exported_weights_are_the_trainers(
     if case.lora:
         assert main([str(run), str(tmp_path / "adapter")]) == 0
         assert_close(stored(tmp_path / "adapter"), trained.adapter, 0.0)
-        base = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
+        base: Any = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
+        if kind := VARIANTS[case.variant].get("quantized_base"):  # which rounds the weights in the trainer's precision
+            base.to(dtype=DTYPES[case.dtype])
+            round_layers(base, kind)
+            base.float()
         merged = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
         difference = (
             (merged(torch.arange(40, 56)[None]).logits - loaded.float()(torch.arange(40, 56)[None]).logits).abs().max()

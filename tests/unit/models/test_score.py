@@ -58,7 +58,9 @@ def test_transformers_reproduces_exported_reward_model_scores(tmp_path: Path) ->
         padded = torch.tensor([[*row.tolist(), *[pad] * (9 - len(row))] for row in rows])
         theirs = loaded(input_ids=padded, attention_mask=(padded != pad).long()).logits[:, 0]
     assert loaded.config.num_labels == 1 and loaded.config.architectures == [type(loaded).__name__]
-    assert "AutoModelForSequenceClassification" in loading_call(tmp_path / "export", "export")
+    assert "AutoModelForSequenceClassification" in loading_call(
+        tmp_path / "export", "export", ModelConfig.model_validate({})
+    )
     assert ours.std() > 1e-2
     assert torch.allclose(ours, theirs, atol=1e-5)
 

@@ -11,6 +11,7 @@ import peft
 import pytest
 import transformers
 
+from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, Fault, RollError, WorkerFailed
 from roll.runs.checkpointer import Checkpointer
 from roll.runs.ending import RunEnding
@@ -27,10 +28,14 @@ def checkpointer(
     exported: Path | None = None,
     early: str = "",
     best: str = "",
-    quantized_base: str | None = None,
 ) -> Checkpointer:
     stands: Any = SimpleNamespace(
-        last=last, is_at_end=is_at_end, exported=exported, stopped_early=early, best=best, quantized_base=quantized_base
+        last=last,
+        is_at_end=is_at_end,
+        exported=exported,
+        stopped_early=early,
+        best=best,
+        trained_model=ModelConfig.model_validate({}),
     )
     return stands
 

@@ -57,7 +57,7 @@ def test_a_local_base_model_is_not_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", ["nf4", "nf4_double"])
-def test_adapter_of_qlora_names_the_form_of_its_base(tmp_path: Path, kind: str) -> None:
+def test_qlora_adapter_names_form_of_its_base(tmp_path: Path, kind: str) -> None:
     adapter = f"+actor_train.model_args={{lora_target: all-linear, quantized_base: {kind}, dtype: bf16}}"
     run = run_folder(tmp_path / "run", adapter, name=GSM8K)
     code = card_of(run, 1, adapter_config={}).text.partition("```python\n")[2].partition("```")[0]
@@ -66,6 +66,7 @@ def test_adapter_of_qlora_names_the_form_of_its_base(tmp_path: Path, kind: str) 
         "from peft import AutoPeftModelForCausalLM",
         "from transformers import BitsAndBytesConfig",
     ]
+    assert 'dtype="bfloat16"' in code
     assert 'load_in_4bit=True, bnb_4bit_quant_type="nf4"' in code
 
 
