@@ -269,7 +269,7 @@ def test_every_kind_of_72b_by_hand() -> None:
     }
 
 
-def test_adapters_have_fp32_copies_in_a_layer_that_is_recomputed(shape: ModelShape) -> None:
+def test_adapters_copy_their_inputs_in_fp32(shape: ModelShape) -> None:
     tokens = 6144
     layers, hidden, inner = shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size
     keys = {"lora_target": "all-linear", "lora_rank": 8, "gradient_checkpointing": "all", "compile_layers": True}
