@@ -41,6 +41,8 @@ TILED = ("smolvlm", "idefics3")
 SQUARE = ("gemma3",)
 """Families that see a picture as a square."""
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", *TILED, *SQUARE)
+ALWAYS_SEEING = ("qwen2_5_vl", "qwen3_vl", *TILED)
+"""Those that see pictures without `model_args.sees_pictures`."""
 POSITIONS = 1024
 PATCH, MERGE, TILE = 8, 2, 32
 """Side of a patch in pixels; of a placeholder token in patches; of a tile (SmolVLM) or a square (Gemma 3) in pixels."""

@@ -271,7 +271,8 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
     if packed:
         flash = model_args.attn_implementation == "fa2" and torch.cuda.is_available() and find_spec("flash_attn")
         implementation = register_flash() if flash else attention.register_packed_kernel()
-    is_seeing = kind is not AutoModelForCausalLM and sees_readably(path, model_args)
+    is_asked = kind is not AutoModelForCausalLM and sees_readably(path, model_args)
+    is_seeing = kind is AutoModelForImageTextToText or is_asked
     if is_seeing:
         implementation = {"": implementation, "text_config": implementation, "vision_config": "sdpa"}
     try:

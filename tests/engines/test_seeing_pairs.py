@@ -22,7 +22,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
-from examples.tiny.make_seeing_model import FAMILIES, PAD_ID, write_seeing_model
+from examples.tiny.make_seeing_model import ALWAYS_SEEING, PAD_ID, write_seeing_model
 from roll.backend import Rank
 from roll.data import packing
 from roll.data.examples import Example, ExampleSequence
@@ -59,7 +59,7 @@ CASES = [
     *(
         SeeingCase(family, stage, kind=kind)
         for kind in ("dpo", "reward_model")
-        for family in FAMILIES
+        for family in ALWAYS_SEEING
         for stage in (2, 3)
     ),
     SeeingCase("qwen3_vl", 3, frozen="tower", kind="reward_model"),
@@ -89,7 +89,7 @@ Outcomes = dict[SeeingCase, list[Seen]]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {family: tmp_path_factory.mktemp("seeing") / family for family in FAMILIES}
+    folders = {family: tmp_path_factory.mktemp("seeing") / family for family in ALWAYS_SEEING}
     for family, folder in folders.items():
         write_seeing_model(folder, family, seed=0)
         write_seeing_model(folder.with_name("reference"), family, seed=1)
@@ -279,7 +279,7 @@ def test_kl_of_kto_counts_pictures_of_prompts(family: str, models: dict[str, Pat
     assert estimate > 0, "the other direction would be cut off at 0"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALWAYS_SEEING)
 def test_packed_scores_are_those_of_rows_alone(family: str, models: dict[str, Path], tokens: dict[str, int]) -> None:
     case = SeeingCase(family, 0, kind="reward_model")
     packed, alone = load_scores(str(models[family]), case.model_args, 0), plain_scorer(models[family], case)

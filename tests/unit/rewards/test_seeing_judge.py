@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from examples.tiny.make_seeing_model import FAMILIES, write_seeing_model
+from examples.tiny.make_seeing_model import ALWAYS_SEEING, write_seeing_model
 from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import renderer
@@ -67,7 +67,7 @@ def encoded(picture: Image.Image, kind: str, **more: Any) -> bytes:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {family: tmp_path_factory.mktemp("seeing") / family for family in FAMILIES}
+    folders = {family: tmp_path_factory.mktemp("seeing") / family for family in ALWAYS_SEEING}
     for family, folder in folders.items():
         write_seeing_model(folder, family, seed=0)
     return folders
@@ -149,7 +149,7 @@ def test_changed_picture_ends_judging(judged: list[Prompt], tmp_path: Path) -> N
     assert_fault(caught.value.faults, ":1", "changed", "0.png", "start again")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALWAYS_SEEING)
 def test_served_judge_gets_tokens_of_its_processor(
     family: str, models: dict[str, Path], judged: list[Prompt], tmp_path: Path
 ) -> None:
@@ -177,7 +177,7 @@ def test_served_judge_gets_tokens_of_its_processor(
         encode(f"I see {sight.token}", ())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALWAYS_SEEING)
 def test_scorer_receives_tokens_and_pictures_of_training(
     family: str, models: dict[str, Path], judged: list[Prompt], tmp_path: Path
 ) -> None:
