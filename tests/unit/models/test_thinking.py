@@ -15,6 +15,7 @@ from roll.backend import Rank
 from roll.config.schema.model import ModelConfig
 from roll.engines.hf.settings import HfGenerateSettings
 from roll.engines.hf.strategy import HfGenerate
+from roll.engines.vllm.settings import VllmConfig
 from roll.models.thinking import ResponseTexts
 from roll.rewards.answers import final_text
 from roll.rollout.record import TurnEnds
@@ -133,7 +134,9 @@ def test_vllm_keeps_the_marks() -> None:
     from roll.engines.vllm.strategy import VllmGenerate
 
     tokenizer = bytewise(SPECIAL)
-    engine = VllmGenerate(cast(Any, SimpleNamespace(returns_routes=False)), cast(Any, None))
+    engine = VllmGenerate(
+        cast(Any, SimpleNamespace(returns_routes=False, engine=VllmConfig.model_validate({}))), cast(Any, None)
+    )
     engine._texts = ResponseTexts(tokenizer)
     ids = ids_of(tokenizer, f"[THINK]No[/THINK]Yes{END}")
     sample = SimpleNamespace(token_ids=ids, weight_versions=(), logprobs=None, finish_reason="stop")
