@@ -21,6 +21,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import JudgeConfig, ScorerConfig
 from roll.errors import ConfigError, Fault, FaultCode
 from tests.faults import coded
+from tests.unit.config.small_shape import write_shape
 
 ZERO = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
 SERVED = {"strategy_args": {"strategy_name": "vllm"}, "model_args": {"model_name_or_path": "some/judge"}}
@@ -201,17 +202,7 @@ def test_taking_turns_needs_a_rollout_that_ends(keys: dict[str, Any]) -> None:
 
 
 def test_its_memory_is_planned(tmp_path: Path) -> None:
-    shape = {
-        "model_type": "qwen2",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 1000,
-        "max_position_embeddings": 100,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+    write_shape(tmp_path, max_position_embeddings=100)
     model = {"model_args": {"model_name_or_path": str(tmp_path)}}
     plan = plan_of(
         {**INFERENCE, **model, "device_mapping": [2]}, pretrain=str(tmp_path), prompt_length=60, response_length=40

@@ -23,6 +23,7 @@ from roll.config.schema.roles import JudgeConfig
 from roll.config.schema.secrets import redacted
 from roll.errors import ConfigError
 from tests.faults import coded
+from tests.unit.config.small_shape import write_shape
 
 ZERO = {"strategy_name": "deepspeed_train", "strategy_config": {"zero_optimization": {"stage": 3}}}
 SERVED = {
@@ -100,17 +101,7 @@ def test_the_plan_says_who_answers(partner: dict[str, Any], said: str) -> None:
 
 
 def test_its_memory_is_planned(tmp_path: Path) -> None:
-    shape = {
-        "model_type": "qwen2",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 1000,
-        "max_position_embeddings": 5000,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+    write_shape(tmp_path)
     plan = plan_of({**SERVED, "model_args": {"model_name_or_path": str(tmp_path)}})
     assert plan.memory[PLACE].device["weights"] > 0
     [phase] = phases(plan, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from roll.config.plan.plan import make_plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.weight_sync.routes import Transport, routes
 from tests.faults import coded
+from tests.unit.config.small_shape import write_shape
 from tests.unit.config.test_model_rewards import experiment
 
 KV_CACHE = {"engine_args": {"kv_cache_memory_bytes": 1 << 30}}
@@ -47,17 +47,7 @@ def test_other_roles_name_each_device_once() -> None:
 
 
 def test_each_engine_of_a_device_counts(tmp_path: Path) -> None:
-    shape = {
-        "model_type": "qwen2",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 1000,
-        "max_position_embeddings": 5000,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+    write_shape(tmp_path)
     config = engines_on([0, 0, 1]).model_copy(update={"pretrain": str(tmp_path)})
     plan = make_plan(config)
     assert plan.roles["actor_infer"].devices == ((0,), (0,), (1,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,10 @@ from roll.config.plan.memory import estimate
 from roll.engines.vllm.checks import vllm_faults
 from roll.engines.vllm.settings import SpeculativeConfig
 from tests.faults import coded
+from tests.unit.config.small_shape import write_shape
 from tests.unit.config.test_model_rewards import experiment
 
 PLACE = "actor_infer.strategy_args.strategy_config.speculative"
-SHAPE = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 5000,
-}
 WEIGHTS = 4096
 """Size of the draft's file in bytes."""
 
@@ -34,7 +24,7 @@ WEIGHTS = 4096
 def write(folder: Path, **changed: Any) -> Path:
     """Write a model's config.json and a file of weights."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(SHAPE | changed))
+    write_shape(folder, **changed)
     (folder / "model.safetensors").write_bytes(bytes(WEIGHTS))
     return folder
 
