@@ -1,4 +1,6 @@
-"""The watches of RLVR and of evaluations: responses that all reach the length limit, and advantages that are all 0."""
+"""The watches of RLVR and of evaluations: responses that all reach the length limit, advantages that are all 0, and an
+engine that computes something else than the trainer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.algorithms.methods import NORM_KEYS
 from roll.config.derived.fixed_roles import teacher_roles
+from roll.config.derived.methods import is_corrected
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.chat import EndOfTurn
 from roll.rewards.verdicts import parts_of
@@ -38,6 +41,8 @@ class AtLimit:
     held_out: str = ""
     """Name of the held-out set; "" for training prompts."""
 
+    least = 1.0
+
     def text(self, metrics: Metrics) -> str:
         subject = f"every response of {self.held_out}" if self.held_out else "every response"
         ends = ", ".join(self.ends) or "nothing"
@@ -63,6 +68,7 @@ class ZeroAdvantages:
     config: RlvrConfig
 
     metric = "advantage/zero_fraction"
+    least = 1.0
 
     def text(self, metrics: Metrics) -> str:
         others = other_terms(self.config)
@@ -115,6 +121,24 @@ class ZeroAdvantages:
         return f"{equal}{filtered}. Check that the reward reads the answers ({SAMPLES}), {remedy}"
 
 
+@dataclass(frozen=True)
+class EnginesApart:
+    """Implements `Watch`: engine and trainer give the same tokens other log-probs than rounding explains."""
+
+    metric = "mismatch/kl"
+    least = 0.01
+    """In nats a token. The rounding of bf16 makes about 0.001, that of linear layers in 8 bits 0.03 (SmolLM2-135M)."""
+
+    def text(self, metrics: Metrics) -> str:
+        return (
+            f"engine and trainer differ by {metrics[self.metric]:.2g} nats a token (mismatch/kl) in log-probs of the "
+            "same tokens and weights, where the rounding of 16 bits makes about 0.001. The loss takes the difference "
+            "for a change of the policy, and may learn nothing. Compare the model_args of actor_train and actor_infer, "
+            "and try both with dtype fp32, where they agree to 1e-5; for experts, try router_replay. A difference that "
+            "cannot be removed needs behaviour_log_probs=trainer and a mismatch_correction"
+        )
+
+
 def _has_group_mean(config: RlvrConfig) -> bool:
     return config.adv_estimator.traits.normalises and config.norm_mean_type == "group"
 
@@ -135,7 +159,8 @@ def training_watches(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, end
     sampling = sampling_of(generating, config.response_length, samples=1, log_probs=False, end=end)
     key = "actor_infer.generating_args.max_new_tokens" if generating.max_new_tokens else "response_length"
     limit = AtLimit("response/at_limit_fraction", key, sampling, ends_as_texts(sampling, tokenizer))
-    return [limit] if other_terms(config) and pays_nothing(config) else [limit, ZeroAdvantages(config)]
+    zero = [] if other_terms(config) and pays_nothing(config) else [ZeroAdvantages(config)]
+    return [limit, *zero] if is_corrected(config) else [limit, *zero, EnginesApart()]
 
 
 def pays_nothing(config: RlvrConfig) -> bool:

@@ -48,11 +48,16 @@ class Notice:
 
 
 class Watch(Protocol):
-    """A condition that deserves a notice: it holds in a step whose `metric` is 1."""
+    """A condition that deserves a notice: it holds in a step whose `metric` is at least `least`."""
 
     @property
     def metric(self) -> str:
         """Name of the metric, which is also the topic of the notices."""
+        ...
+
+    @property
+    def least(self) -> float:
+        """Smallest value of the metric with which the condition holds: 1 for a share of all."""
         ...
 
     def text(self, metrics: Metrics) -> str:
@@ -223,9 +228,9 @@ class StepNotices:
             value = metrics.get(watch.metric)
             if value is None:
                 continue
-            topic = watch.metric
-            self._in_a_row[topic] = self._in_a_row.get(topic, 0) + 1 if value == 1 else 0
-            if value == 1 and step >= self._quiet_until.get(topic, 0):
+            topic, holds = watch.metric, value >= watch.least
+            self._in_a_row[topic] = self._in_a_row.get(topic, 0) + 1 if holds else 0
+            if holds and step >= self._quiet_until.get(topic, 0):
                 self._quiet_until[topic] = 10 ** len(str(step))
                 due.append(Notice(step, topic, watch.text(metrics), self._in_a_row[topic]))
         return due

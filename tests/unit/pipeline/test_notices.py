@@ -145,6 +145,20 @@ def test_rewards_that_only_count_are_not_watched(reward: str, warns: bool, confi
     assert any(isinstance(watch, ZeroAdvantages) for watch in watches) is warns
 
 
+@pytest.mark.parametrize(("kl", "warns"), [(0.0011, False), (0.0342, True)])
+def test_engine_that_computes_something_else_is_said(kl: float, warns: bool, configured: Callable[..., Any]) -> None:
+    config = configured("tiny/tiny_rlvr_lora_zero3")
+    notices = StepNotices(training_watches(config, TOKENIZER, CHATML)).after(1, {"mismatch/kl": kl})
+    assert [notice.topic for notice in notices] == ["mismatch/kl"] * warns
+    assert not warns or "0.034 nats a token" in notices[0].text
+
+
+def test_corrected_difference_is_not_said(configured: Callable[..., Any]) -> None:
+    words = ("behaviour_log_probs=trainer", "mismatch_correction=tis")
+    config = configured("tiny/tiny_rlvr_lora_zero3", *words)
+    assert not StepNotices(training_watches(config, TOKENIZER, CHATML)).after(1, {"mismatch/kl": 0.03})
+
+
 def cause(
     config: Any,
     groups: list[RolloutGroup],

@@ -15,7 +15,7 @@ from roll.types import Metrics
 
 
 class Full:
-    metric = "tank/full_fraction"
+    metric, least = "tank/full_fraction", 1.0
 
     def text(self, metrics: Metrics) -> str:
         return f"the tank is full at {metrics['tank/litres']:g} litres: drain it"
