@@ -271,7 +271,7 @@ def _adamw_8bit(model: nn.Module, training: TrainingConfig, place: Place) -> Opt
         problem = "'adamw_8bit' keeps its states on a GPU, but here they would be in host memory"
         raise ConfigError(Fault(where, problem, "use adamw, or a GPU without offload_optimizer", "not_supported"))
     try:
-        from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+        from bitsandbytes.optim.adamw import AdamW8bit
     except ImportError as error:
         problem = f"'adamw_8bit' needs the package bitsandbytes, which cannot be imported: {error}"
         raise ConfigError(Fault(where, problem, "pip install bitsandbytes, or use adamw", "not_installed")) from error
