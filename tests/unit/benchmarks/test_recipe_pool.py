@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -61,4 +62,5 @@ def test_jobs_are_interrupted_after_the_time(tmp_path: Path) -> None:
     wait = f"import signal, sys, time; {handler}; time.sleep(60)"
     pool = Pool((Job("long", (f'python -c "{wait}"', "python -c pass")), FIRST), 1, tmp_path)
     pool.run(3.0)
-    assert pool.ended == {"long": 130}
+    # On a busy machine the signal may come before the interpreter has set its handler.
+    assert list(pool.ended) == ["long"] and pool.ended["long"] in (130, -signal.SIGTERM)
