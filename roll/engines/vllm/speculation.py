@@ -61,8 +61,8 @@ def _draft(block: SpeculativeConfig, place: str, shape: ModelShape | None) -> It
         yield Fault(where, f"missing, but {block.method} needs weights", "set it to the draft's folder", "missing")
         return
     try:
-        written = json.loads((Path(block.draft) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        written = dict(json.loads((Path(block.draft) / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         problem = f"'{block.draft}' has no config.json that can be read: {error}"
         yield Fault(where, problem, "set it to a folder with the draft's weights and config.json", "not_found")
         return

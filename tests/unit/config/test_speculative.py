@@ -88,6 +88,14 @@ def test_blocks_are_checked(
     assert found(tmp_path, block, **given) == [(code, PLACE + end) for code, end in faults]
 
 
+@pytest.mark.parametrize("text", ["{", "[]]", "[1]", "3", "null"])
+def test_config_of_draft_is_an_object(text: str, tmp_path: Path) -> None:
+    draft = write(tmp_path / "small")
+    (draft / "config.json").write_text(text)
+    faults = found(tmp_path, {"method": "draft_model", "draft": str(draft)})
+    assert faults == [("not_found", f"{PLACE}.draft")]
+
+
 def test_routers_are_not_replayed_with_drafts(tmp_path: Path) -> None:
     faults = found(tmp_path, {"method": "ngram"}, router_replay=True)
     assert ("not_supported", "router_replay") in faults
