@@ -30,7 +30,7 @@ def test_tiny_experiment_learns(runs: Runs) -> None:
     assert losses[-1] < losses[0] / 4
     roles = ("actor_train", "actor_infer", "reference")
     places = {f"{role}.world_size": "null" for role in roles} | {f"{role}.device_mapping": "[0]" for role in roles}
-    engine = {"gpu_memory_utilization": 0.3, "engine_args": "{kv_cache_memory_bytes: 1073741824}"}
+    engine = {"engine_args": "{kv_cache_memory_bytes: 1073741824}"}
     keys = places | {f"actor_infer.strategy_args.strategy_config.{key}": value for key, value in engine.items()}
     keys |= {"weight_sync.lora": "merged"}  # vLLM does not support fp32 adapters on a GPU
     keys |= {"pretrain": "warm/export"}

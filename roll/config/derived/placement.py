@@ -384,7 +384,8 @@ def placement_warnings(config: Config) -> list[str]:
     sharing = [name for name, shared in others.items() if shared]
     ahead = config.async_generation_ratio > 0 and not interrupting(config)
     stays = not config.time_sharing or ahead
-    if isinstance(memory, EngineMemory) and sharing and memory.fraction > (0.85 if stays else 0.95):
+    by_fraction = isinstance(memory, EngineMemory) and memory.cache is None
+    if by_fraction and sharing and memory.fraction > (0.85 if stays else 0.95):
         where = f"actor_infer.strategy_args.strategy_config.{memory.fraction_key}"
         usual = (
             "0.6 is usual if the other roles stay"

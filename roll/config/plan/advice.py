@@ -43,12 +43,12 @@ def cache_room(memory: RoleMemory, longest: int, gpu_memory: float) -> CacheRoom
     It is an upper bound, because vLLM also keeps room for its activations and CUDA graphs.
 
     Args:
-        memory: Memory of an engine, with a `reserved_fraction`.
+        memory: Memory of an engine that reserves its KV cache.
         longest: Number of tokens of a sequence of full length, which `memory` counts as its KV cache.
         gpu_memory: Memory of a GPU in bytes.
     """
-    assert memory.reserved_fraction is not None, "an engine reserves memory"
-    left = max(0.0, memory.reserved_fraction * gpu_memory - memory.device["weights"])
+    assert memory.reserves, "an engine reserves memory"
+    left = max(0.0, memory.reserved(gpu_memory) - memory.device["weights"])
     whole = left / memory.device["kv_cache"]
     return CacheRoom(int(whole * longest), int(whole))
 
@@ -73,16 +73,18 @@ def _cache_lines(config: Config, plan: Plan) -> Iterator[str]:
         )
         if name == "actor_infer" and isinstance(config, RlvrConfig):
             count = requests_in_flight(config, plan.roles[name])
-            need = (memory.device["weights"] + count * memory.device["kv_cache"] + LEFT_OUT) / gpu_memory
-            line += f"; {count:,} are assigned to it at a time, {_enough(need, engine.fraction_key)}"
+            line += f"; {count:,} are assigned to it at a time, {_enough(count, memory, engine, gpu_memory)}"
         yield line
 
 
-def _enough(need: float, key: str) -> str:
-    """Return what to do if all sequences of an engine need this fraction of its GPUs."""
-    if need <= MOST_RESERVED:
-        return f"for which {key} {math.ceil(need * 100) / 100:g} is enough"
-    return f"which do not fit at full length with any {key}, so some would wait"
+def _enough(count: int, memory: RoleMemory, engine: EngineMemory, gpu_memory: float) -> str:
+    """Return which value of the engine's key holds this many sequences of full length."""
+    cache = count * memory.device["kv_cache"]
+    need = (memory.device["weights"] + cache + LEFT_OUT) / gpu_memory
+    key = engine.fraction_key if engine.cache is None else engine.cache_key
+    if need > MOST_RESERVED:
+        return f"which do not fit at full length with any {key}, so some would wait"
+    return f"for which {key} {math.ceil(need * 100) / 100 if engine.cache is None else cache:g} is enough"
 
 
 def _microbatch_lines(config: Config, plan: Plan) -> Iterator[str]:
@@ -113,20 +115,7 @@ def _spare(name: str, device: int, plan: Plan, gpu_memory: float) -> float:
     """Return the bytes of a device that are free while a trained role works. Negative if there is too little."""
     working = "critic" if name == "critic" else "training"
     held = [phase for phase in phases(plan, device) if phase.name in (working, "all at once")]
-    engines = sum(
-        memory.device_total * plan.roles[role].ranks_on(device)
-        for role, memory in plan.memory.items()
-        if memory.reserved_fraction
-    )
-    # An engine that stays holds all that it reserves.
-    return (
-        min(
-            gpu_memory * (1 - (phase.reserved_fraction or 0))
-            - (phase.held - (engines if phase.reserved_fraction else 0))
-            for phase in held
-        )
-        - LEFT_OUT
-    )
+    return min(gpu_memory - phase.claimed(gpu_memory) for phase in held) - LEFT_OUT
 
 
 def host_lines(config: Config, plan: Plan) -> list[str]:

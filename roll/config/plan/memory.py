@@ -44,17 +44,28 @@ class RoleMemory:
     host: int = 0
     """Bytes of host memory of each rank: offloaded states, and the states kept there while other roles use its devices.
     """
-    reserved_fraction: float | None = None
-    """Fraction of the device that an engine reserves for weights and KV cache together. None for other roles."""
+    reserved_fraction: float = 0.0
+    """Fraction of the device that an engine reserves for weights and KV cache together. 0 for other roles."""
+    reserved_bytes: int = 0
+    """Bytes that an engine reserves for them, if the size of its KV cache is set in bytes."""
 
     @property
     def device_total(self) -> int:
         return sum(self.device.values())
 
+    @property
+    def reserves(self) -> bool:
+        """Whether it is the memory of an engine that reserves its KV cache. `device` then has one sequence's."""
+        return bool(self.reserved_fraction or self.reserved_bytes)
+
+    def reserved(self, gpu_memory: float) -> float:
+        """Return the bytes that an engine reserves on a GPU with `gpu_memory` bytes."""
+        return self.reserved_fraction * gpu_memory + self.reserved_bytes
+
     def of_ranks(self, count: int) -> RoleMemory:
         """Return the memory of this many ranks on one device."""
-        fraction = None if self.reserved_fraction is None else count * self.reserved_fraction
-        return RoleMemory({kind: count * size for kind, size in self.device.items()}, count * self.host, fraction)
+        device = {kind: count * size for kind, size in self.device.items()}
+        return RoleMemory(device, count * self.host, count * self.reserved_fraction, count * self.reserved_bytes)
 
 
 def head_tokens(vocabulary: int) -> int:
@@ -82,7 +93,10 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
             return RoleMemory({"weights": weights, "kv_cache": traits.memory.cpu_cache})
         state = shape.delta.state_bytes(width, devices) if shape.delta else 0
         least = longest * shape.kv_bytes(width, devices) + state
-        return RoleMemory({"weights": weights, "kv_cache": least}, reserved_fraction=traits.memory.fraction)
+        held = {"weights": weights, "kv_cache": least}
+        if traits.memory.cache is not None:
+            return RoleMemory(held, reserved_bytes=weights + traits.memory.cache)
+        return RoleMemory(held, reserved_fraction=traits.memory.fraction)
     tokens = -(-max(plan.tokens_per_microbatch or 0, longest) // traits.sequence_parallel)
     is_trained = isinstance(role, LearnerConfig) and not role.model_args.lora_target
     head = (

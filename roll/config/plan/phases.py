@@ -19,21 +19,36 @@ class Phase:
     """`generation`, `judging`, `training`, `weight sync`, or the active role; `all at once` without turns."""
     held: int
     """Bytes in use. An engine counts with its weights and one sequence's KV cache, not with all that it reserves."""
-    reserved_fraction: float | None = None
-    """Fraction of the device that an active engine reserves for weights and KV cache together."""
+    of_engines: int = 0
+    """The part of `held` that active engines count with."""
+    reserved_fraction: float = 0.0
+    """Fraction of the device that active engines reserve for weights and KV cache together."""
+    reserved_bytes: int = 0
+    """Bytes that active engines reserve for them, if the size of their KV cache is set in bytes."""
+
+    def claimed(self, gpu_memory: float) -> float:
+        """Return the bytes that the phase needs on a GPU with `gpu_memory` bytes, with all that engines reserve."""
+        return self.held - self.of_engines + self._reserved(gpu_memory)
+
+    def fits(self, gpu_memory: float) -> bool:
+        """Return whether it fits into a GPU, and its engines into what they reserve."""
+        return self.claimed(gpu_memory) <= gpu_memory and self.of_engines <= self._reserved(gpu_memory)
+
+    def _reserved(self, gpu_memory: float) -> float:
+        return self.reserved_fraction * gpu_memory + self.reserved_bytes
 
 
 def misfits(plan: Plan, gpu_memory: float) -> list[str]:
     """Return texts that name the phases that do not fit into a GPU. Only the first device with such phases is reported.
 
-    A phase with an engine does not fit if the fraction that the engine reserves is too small for its weights and one
-    whole sequence.
+    A phase with an engine does not fit either if what the engine reserves is too small for its weights and one whole
+    sequence.
 
     Args:
         gpu_memory: Memory of a GPU in bytes.
     """
     for device in plan.devices:
-        found = [phase for phase in phases(plan, device) if phase.held > gpu_memory * (phase.reserved_fraction or 1.0)]
+        found = [phase for phase in phases(plan, device) if not phase.fits(gpu_memory)]
         if found:
             return [f"{phase.name} on device {device}" for phase in found]
     return []
@@ -71,5 +86,11 @@ def _idle(memory: RoleMemory) -> RoleMemory:
 
 
 def _phase(name: str, present: Mapping[str, RoleMemory]) -> Phase:
-    reserved = [memory.reserved_fraction for memory in present.values() if memory.reserved_fraction]
-    return Phase(name, sum(memory.device_total for memory in present.values()), max(reserved, default=None))
+    engines = [memory for memory in present.values() if memory.reserves]
+    return Phase(
+        name,
+        held=sum(memory.device_total for memory in present.values()),
+        of_engines=sum(memory.device_total for memory in engines),
+        reserved_fraction=sum(memory.reserved_fraction for memory in engines),
+        reserved_bytes=sum(memory.reserved_bytes for memory in engines),
+    )

@@ -351,9 +351,9 @@ def _memory(plan: Plan) -> Table:
             kind.replace("_", " "), *(_gib(memory.device[kind]) if kind in memory.device else "-" for memory in held)
         )
     table.add_row("sum", *(_gib(memory.device_total) for memory in held))
-    if any(memory.reserved_fraction for memory in held):
-        reserved = (f"{memory.reserved_fraction:.0%}" if memory.reserved_fraction else "-" for memory in held)
-        table.add_row("reserved", *reserved)
+    if any(memory.reserves for memory in held):
+        shown = (_reserved(memory.reserved_fraction, memory.reserved_bytes) for memory in held)
+        table.add_row("reserved", *(text or "-" for text in shown))
     table.add_row("host, each rank", *(_gib(memory.host) if memory.host else "-" for memory in held))
     return table
 
@@ -384,8 +384,13 @@ def _phases(found: Sequence[Phase]) -> str:
 
 
 def _held(phase: Phase) -> str:
-    reserved = f" ({phase.reserved_fraction:.0%} of the device with the KV cache)" if phase.reserved_fraction else ""
-    return f"{_gib(phase.held)} GiB{reserved}"
+    reserved = _reserved(phase.reserved_fraction, phase.reserved_bytes, " of the device")
+    return f"{_gib(phase.held)} GiB{f' ({reserved} with the KV cache)' if reserved else ''}"
+
+
+def _reserved(fraction: float, size: int, of_what: str = "") -> str:
+    parts = [f"{fraction:.0%}{of_what}"] * bool(fraction) + [f"{_gib(size)} GiB"] * bool(size)
+    return " + ".join(parts)
 
 
 def _gib(size: int) -> str:

@@ -36,6 +36,10 @@ class EngineMemory:
     """Key of `strategy_config` that sets the fraction."""
     cpu_cache: int
     """Size in bytes of the KV cache of a rank on the CPU."""
+    cache_key: str | None = None
+    """Key of `strategy_config` that sets the KV cache in bytes, if there is one."""
+    cache: int | None = None
+    """Size in bytes of the KV cache on each device, if that key is set. The fraction then has no effect."""
     linear_width: int | None = None
     """Bytes of each weight of the linear layers, if the engine quantises them."""
     draft: int = 0

@@ -14,7 +14,7 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
 from roll.engines.vllm.engine_args import engine_args_faults
-from roll.engines.vllm.settings import CPU_BLOCK, VllmConfig
+from roll.engines.vllm.settings import CACHE_ARGUMENT, CPU_BLOCK, VllmConfig
 from roll.engines.vllm.speculation import speculation_faults
 from roll.errors import Fault
 
@@ -66,6 +66,8 @@ def vllm_warnings(engine: VllmConfig, name: str, role: RoleConfig) -> Iterator[s
     if role.device_mapping is not None:
         if engine.kv_cache_gib != plain.kv_cache_gib:
             yield f"{where}.kv_cache_gib: has no effect on GPUs; gpu_memory_utilization sets the memory"
+        if engine.kv_cache_bytes is not None and engine.gpu_memory_utilization != plain.gpu_memory_utilization:
+            yield f"{where}.gpu_memory_utilization: has no effect, because engine_args has {CACHE_ARGUMENT}"
         return
     if engine.gpu_memory_utilization != plain.gpu_memory_utilization:
         size = f"kv_cache_gib ({engine.kv_cache_gib:g} GiB)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.schema.roles import RoleConfig
-from roll.engines.vllm.settings import VllmConfig
+from roll.engines.vllm.settings import CACHE_ARGUMENT, VllmConfig
 from roll.errors import Fault
 
 OVER_WORKERS = ("pipeline_parallel_size", "prefill_context_parallel_size", "data_parallel_size", "nnodes")
@@ -30,7 +30,7 @@ SET_BY_ROLL: Mapping[str, str] = {
 }
 """Arguments that have no key, with the reason."""
 SET_ON_CPU: Mapping[str, str] = {
-    "kv_cache_memory_bytes": "on the CPU kv_cache_gib sets it",
+    CACHE_ARGUMENT: "on the CPU kv_cache_gib sets it",
     "enable_chunked_prefill": "on the CPU seeded samples would end the engine",
     "distributed_executor_backend": "on the CPU the model runs in the engine's own process",
 }
@@ -56,5 +56,7 @@ def engine_args_faults(engine: VllmConfig, where: str, role_name: str, role: Rol
             problem = f"{value!r}, but an engine has the devices of tensor_parallel_size only, on one node"
             remedy = "remove it; tensor_parallel_size shards an engine, and more devices make more engines"
             yield Fault(place, problem, remedy, "not_supported")
+        elif key == CACHE_ARGUMENT and role.device_mapping is not None and (type(value) is not int or value <= 0):
+            yield Fault(place, f"{value!r} is not a number of bytes", "give a positive integer", "wrong_type")
         elif key in taken:
             yield Fault(place, f"{value!r}, but roll sets it: {taken[key]}", "remove it", "not_supported")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CPU_BLOCK = 32
 """vLLM's attention on the CPU takes only KV-cache blocks of a multiple of this number of tokens."""
+CACHE_ARGUMENT = "kv_cache_memory_bytes"
+"""Argument of `engine_args` with the size of the KV cache on a GPU."""
 
 
 class SpeculativeConfig(StrictConfig):
@@ -78,7 +80,8 @@ class VllmConfig(BackendConfig):
     tensor_parallel_size: Ranks = Field(1, description="Number of GPUs per engine, over which its layers are sharded.")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9,
-        description="Fraction of a GPU's memory that the engine may use. Lower it if other roles stay on the same GPU.",
+        description="Fraction of a GPU's memory that the engine may use. Lower it if other roles stay on the same GPU. "
+        "Without effect if `engine_args` has `kv_cache_memory_bytes`.",
     )
     kv_cache_gib: PositiveFloat = Field(1.0, description="Memory for the KV cache in GiB, on the CPU only.")
     max_model_len: PositiveInt | None = Field(
@@ -132,6 +135,12 @@ class VllmConfig(BackendConfig):
     def cpu_block_size(self) -> int | None:
         """Return the number of tokens per KV-cache block on the CPU. None for vLLM's default."""
         return self.block_size and -(-self.block_size // CPU_BLOCK) * CPU_BLOCK
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """Return the size of the KV cache on a GPU, if `engine_args` sets it."""
+        size = self.engine_args.get(CACHE_ARGUMENT)
+        return size if isinstance(size, int) else None
 
     def compiles(self, on_cpu: bool) -> bool:
         """Return whether the engine's process may compile. On GPUs, vLLM compiles its sampler in any case."""
@@ -210,13 +219,15 @@ class VllmStrategyConfig(StrategyConfig):
             loads_adapters=True,
             discards_weights=True,
             returns_routes=True,
-            shares_device=engine.tensor_parallel_size == 1 and "kv_cache_memory_bytes" in engine.engine_args,
+            shares_device=engine.tensor_parallel_size == 1 and engine.kv_cache_bytes is not None,
             most_requests=engine.max_num_seqs,
             context=engine.max_model_len,
             memory=EngineMemory(
                 engine.gpu_memory_utilization,
                 "gpu_memory_utilization",
                 cpu_cache=int(engine.kv_cache_gib * GIB),
+                cache_key=f"engine_args.{CACHE_ARGUMENT}",
+                cache=engine.kv_cache_bytes,
                 linear_width=None if engine.quantization is None else 1,
                 draft=engine.speculative.draft_bytes if engine.speculative else 0,
             ),

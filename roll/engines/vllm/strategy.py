@@ -63,6 +63,8 @@ from roll.weight_sync.routes import BACKEND, Rendezvous, Route, Transport
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
+LEAST_FRACTION = 0.01
+"""`gpu_memory_utilization` of an engine whose KV cache has a size in bytes."""
 QUANTIZATION: dict[str, dict[str, Any]] = {
     "fp8": {
         "quantization": "fp8_per_channel",
@@ -110,6 +112,9 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -
             arguments["distributed_executor_backend"] = UniProcExecutor
     else:
         arguments["gpu_memory_utilization"] = block.gpu_memory_utilization
+        if block.kv_cache_bytes is not None:
+            # vLLM then only checks at the start that this fraction is free, which other roles may have taken.
+            arguments["gpu_memory_utilization"] = LEAST_FRACTION
         arguments["enable_sleep_mode"] = settings.takes_turns
     return arguments
 

@@ -145,7 +145,7 @@ def test_third_engine_is_planned_by_its_traits(tmp_path: Path) -> None:
 def test_engine_without_reserved_memory_shards_its_weights(tmp_path: Path) -> None:
     found = planned(tmp_path, list(range(12)), list(range(12)), engine={"memory_fraction": None})
     _, budget, memory, reserved, host, _ = found
-    assert (budget, reserved) == (None, None)
+    assert (budget, reserved) == (None, 0)
     assert memory["weights"] == PARAMETERS * 2 // 4
     assert host == 4 * memory["weights"]
 

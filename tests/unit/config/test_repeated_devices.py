@@ -52,7 +52,9 @@ def test_each_engine_of_a_device_counts(tmp_path: Path) -> None:
     plan = make_plan(config)
     assert plan.roles["actor_infer"].devices == ((0,), (0,), (1,))
     [twice], [once] = ([phase for phase in phases(plan, device) if phase.name == "generation"] for device in (0, 1))
-    assert (twice.held, twice.reserved_fraction) == (2 * once.held, 2 * 0.3)
+    assert (twice.held, twice.reserved_bytes) == (2 * once.held, 2 * once.reserved_bytes)
+    assert once.reserved_bytes == plan.memory["actor_infer"].device["weights"] + (1 << 30)
+    assert once.reserved_fraction == 0
     found = routes(plan.roles["actor_train"], plan.roles["actor_infer"], 8, range(3))
     assert {route.transport for route in found.values()} == {Transport.SHARED}
     assert [route.sharers for route in found.values()] == [(0,), (0,), (1,)]
