@@ -120,6 +120,11 @@ class VllmConfig(BackendConfig):
     speculative: SpeculativeConfig | None = Field(
         None, description="Speculative decoding. If not given, each forward pass samples one token of a sequence."
     )
+    batch_invariant: bool = Field(
+        False,
+        description="Use vLLM's batch-invariant kernels, on GPUs: a response and its log-probs do not depend on what "
+        "else the engine computes at the same time. With `seeded`, they are then the same in each run. Slower.",
+    )
     disable_custom_all_reduce: bool = Field(
         False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."
     )
@@ -133,9 +138,9 @@ class VllmConfig(BackendConfig):
         """Return the number of tokens per KV-cache block on the CPU. None for vLLM's default."""
         return self.block_size and -(-self.block_size // CPU_BLOCK) * CPU_BLOCK
 
-    def compiles(self, on_cpu: bool) -> bool:
-        """Return whether the engine's process may compile. On GPUs, vLLM compiles its sampler in any case."""
-        return not (on_cpu and self.enforce_eager)
+    def start_fork_server(self, on_cpu: bool) -> None:
+        """Start the process from which the engine will be forked. On GPUs, vLLM compiles its sampler in any case."""
+        start_fork_server(not (on_cpu and self.enforce_eager), self.batch_invariant)
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ class VllmSettings:
 
     def build(self, rank: Rank) -> GenerateStrategy:
         """See `Settings`."""
-        start_fork_server(self.engine.compiles(rank.device == "cpu"))
+        self.engine.start_fork_server(rank.device == "cpu")
         from roll.engines.vllm.strategy import VllmGenerate
 
         return VllmGenerate(with_local_model(self), rank)
@@ -178,7 +183,7 @@ class VllmRewardSettings:
 
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""
-        start_fork_server(self.engine.compiles(rank.device == "cpu"))
+        self.engine.start_fork_server(rank.device == "cpu")
         from roll.engines.vllm.strategy import VllmReward
 
         return VllmReward(with_local_model(self), rank)
@@ -196,7 +201,7 @@ class VllmStrategyConfig(StrategyConfig):
 
     def preload(self, on_cpu: bool) -> None:
         """See `StrategyConfig`."""
-        start_fork_server(self.strategy_config.compiles(on_cpu))
+        self.strategy_config.start_fork_server(on_cpu)
         super().preload(on_cpu)
 
     @property
@@ -210,6 +215,9 @@ class VllmStrategyConfig(StrategyConfig):
             loads_adapters=True,
             discards_weights=True,
             returns_routes=True,
+            invariance_key=""
+            if engine.batch_invariant or engine.quantization or engine.speculative
+            else "batch_invariant",
             shares_device=engine.tensor_parallel_size == 1 and "kv_cache_memory_bytes" in engine.engine_args,
             most_requests=engine.max_num_seqs,
             context=engine.max_model_len,
