@@ -112,15 +112,12 @@ def read_engines(folder: Path, engines: Sequence[str]) -> dict[str, dict[str, An
         if not (folder / f"{name}.npz").exists():
             continue
         found = np.load(folder / f"{name}.npz")
-        count = len(found["alone_ids"])
-        first = found["together_ids"], found["together_log_probs"]
-        repeats = {
-            "again": Repeat.of(*first, found["again_ids"], found["again_log_probs"]),
-            "alone": Repeat.of(*(one[:count] for one in first), found["alone_ids"], found["alone_log_probs"]),
-        }
-        tokens = found["together_ids"].size
-        out[name] = {"seconds": float(found["seconds"]), "tokens": tokens}
-        out[name] |= {way: asdict(repeat) for way, repeat in repeats.items()}
+        ids, log_probs = found["together_ids"], found["together_log_probs"]
+        out[name] = {"seconds": float(found["seconds"]), "tokens": ids.size}
+        for way in ("again", "alone"):
+            count = len(found[f"{way}_ids"])
+            repeat = Repeat.of(ids[:count], log_probs[:count], found[f"{way}_ids"], found[f"{way}_log_probs"])
+            out[name][way] = asdict(repeat)
     return out
 
 

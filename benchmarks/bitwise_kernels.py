@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -120,8 +121,8 @@ def plain_rotate(query: Tensor, key: Tensor, inputs: PackedInputs, rotary: Any) 
 def plain_attend(query: Tensor, key: Tensor, value: Tensor, inputs: PackedInputs, scale: float) -> Tensor:
     """Attend with roll's packed kernel."""
     given = {"cu_seq_lens_q": inputs.cu_seq_lens, "max_length_q": inputs.max_length, "scaling": scale}
-    parts = (part.transpose(0, 1)[None] for part in (query, key, value))
-    return packed_attention(nn.Module(), *parts, None, **given)[0][0]
+    query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
+    return packed_attention(nn.Module(), query, key, value, None, **given)[0][0]
 
 
 def plain_log_probs(hidden: Tensor, targets: Tensor, head: Any) -> Tensor:
@@ -207,19 +208,18 @@ def engine_rotate(query: Tensor, key: Tensor, inputs: PackedInputs, rotary: Any)
         frequencies = 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float) / width))
         angles = torch.einsum("i,j -> ij", torch.arange(inputs.max_length, dtype=torch.float), frequencies)
     table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(query.dtype)
-    rotated = [part.flatten(1).clone() for part in (query, key)]
-    ops.rotary_embedding(inputs.position_ids, *rotated, width, table, True)
-    turned, other = (part.view(len(part), -1, width) for part in rotated)
-    return turned, other
+    turned, other = query.flatten(1).clone(), key.flatten(1).clone()
+    ops.rotary_embedding(inputs.position_ids, turned, other, width, table, True)
+    return turned.view(query.shape), other.view(key.shape)
 
 
 def flash(query: Tensor, key: Tensor, value: Tensor, inputs: PackedInputs, scale: float, **more: Any) -> Tensor:
     """Call FlashAttention as vLLM does for a batch-invariant engine: without splits of the keys."""
-    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
-
+    vllm = import_module("vllm.v1.attention.backends.fa_utils")
     given = {"max_seqlen_q": inputs.max_length, "max_seqlen_k": inputs.max_length, "softmax_scale": scale}
     given |= {"cu_seqlens_q": inputs.cu_seq_lens, "causal": True, "num_splits": 1}
-    return flash_attn_varlen_func(query, key, value, fa_version=get_flash_attn_version(), **given, **more)
+    version = vllm.get_flash_attn_version()
+    return vllm.flash_attn_varlen_func(query, key, value, fa_version=version, **given, **more)
 
 
 def engine_attend(query: Tensor, key: Tensor, value: Tensor, inputs: PackedInputs, scale: float) -> Tensor:
@@ -235,9 +235,10 @@ def engine_attend_pages(query: Tensor, key: Tensor, value: Tensor, inputs: Packe
     table = torch.arange(count * pages, dtype=torch.int32, device=query.device).view(count, pages)
     rows = torch.repeat_interleave(torch.arange(count, device=query.device), lengths.long())
     places = rows * pages * PAGE + inputs.position_ids
-    paged = []
-    for part in (key, value):
-        cache = part.new_zeros(count * pages * PAGE, *part.shape[1:])
-        cache[places] = part
-        paged.append(cache.view(-1, PAGE, *part.shape[1:]))
-    return flash(query, *paged, inputs, scale, seqused_k=lengths, block_table=table)
+    keys, values = (
+        part.new_zeros(count * pages * PAGE, *part.shape[1:])
+        .index_copy(0, places, part)
+        .view(-1, PAGE, *part.shape[1:])
+        for part in (key, value)
+    )
+    return flash(query, keys, values, inputs, scale, seqused_k=lengths, block_table=table)

@@ -75,10 +75,11 @@ def of_engine(work: Work, sequence: list[int]) -> dict[str, Tensor]:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
+    dtype: Any = {"bf16": "bfloat16", "fp32": "float32"}[work.dtype]
     on_gpu: dict[str, Any] = {"gpu_memory_utilization": 0.1} if work.device == "cuda" else {}
     llm = LLM(
         work.model_folder,
-        dtype={"bf16": "bfloat16", "fp32": "float32"}[work.dtype],
+        dtype=dtype,
         enforce_eager=True,
         enable_prefix_caching=False,
         max_model_len=len(sequence) + 1,

@@ -59,11 +59,14 @@ def start_fork_server(compiles: bool, batch_invariant: bool) -> None:
     """Start the fork server of this process, which imports vLLM. Idempotent. Does not wait for the imports.
 
     Unless the engine `compiles`, `torch.compile` does nothing in it. torch reads that variable at its import.
-    `batch_invariant` is what vLLM will read, whatever the process inherited.
+    `batch_invariant` is what vLLM will read, whatever the process inherited. torch's compiler then chooses no kernel by
+    its speed if that could change the rounding: two engines, or two runs, would measure another one as the fastest.
     """
     if not compiles:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
     os.environ[BATCH_INVARIANT] = str(int(batch_invariant))
+    if batch_invariant:
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
     forkserver.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()
 
