@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SPREAD = 3.0
 """Standard deviation of the logits."""
 TRAINER, LAYERS = "trainer", "layers"
-START_SECONDS = 600.0
-END_SECONDS = 20.0
+MEASURE_SECONDS, END_SECONDS = 150.0, 20.0
+"""Seconds within which a process must have measured, and have ended. One that is late is ended."""
 
 
 def write_model(folder: Path, shape: str, dtype: str) -> None:
@@ -67,19 +67,22 @@ class Part:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
             )
 
-    def wait_ready(self) -> None:
-        """Wait until the process can measure, or has ended."""
-        until = time.monotonic() + START_SECONDS
+    def wait_ready(self, until: float) -> None:
+        """Wait until the process can measure, or has ended. End it at `until`, a time of the monotonic clock."""
         while not (self._folder / f"{self.name}.ready").exists() and self._process.poll() is None:
             if time.monotonic() > until:
-                self._process.kill()
+                self.end()
             time.sleep(LOOK_EVERY)
 
     def measure(self) -> str | None:
         """Let the process measure, and wait for its end. Return the last line of its output if it failed."""
         (self._folder / f"{self.name}.go").touch()
-        if self._process.wait() == 0:
-            return None
+        try:
+            if self._process.wait(MEASURE_SECONDS) == 0:
+                return None
+        except subprocess.TimeoutExpired:
+            self.end()
+            return f"it did not measure within {MEASURE_SECONDS:g} s"
         lines = (self._folder / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
         return next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no output")
 
@@ -93,15 +96,17 @@ class Part:
                 self._process.kill()
 
 
-def measure(folder: Path, engines: Sequence[str]) -> dict[str, str]:
+def measure(folder: Path, engines: Sequence[str], start_seconds: float) -> dict[str, str]:
     """Run all processes. Return the errors of those that failed, by name."""
     with ExitStack() as stack:
         parts = [Part(folder, name, "bitwise_engine", name) for name in engines]
         parts += [Part(folder, TRAINER, "bitwise_trainer", *engines), Part(folder, LAYERS, "bitwise_layers")]
         for part in parts:
             stack.callback(part.end)
+        until = time.monotonic() + start_seconds
         for part in parts:
-            part.wait_ready()
+            part.wait_ready(until)
+        print(f"ready after {time.monotonic() - until + start_seconds:.0f} s", flush=True)
         return {part.name: error for part in parts if (error := part.measure()) is not None}
 
 
@@ -181,6 +186,7 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=8, help="prompts that are also answered and scored alone")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of a micro-batch of the trainer")
     parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(ENGINES)}")
+    parser.add_argument("--start-seconds", type=float, default=240.0, help="a process that starts later is ended")
     parser.add_argument("--scratch", type=Path)
     parser.add_argument("--logs", type=Path, help="folder for the output of the processes")
     parser.add_argument("--json", type=Path)
@@ -207,7 +213,7 @@ def main() -> None:
             seed=0,
         ).write(folder)
         begin = time.monotonic()
-        failed = measure(folder, engines)
+        failed = measure(folder, engines, options.start_seconds)
         report(folder, engines, failed, time.monotonic() - begin, options)
         if options.logs:
             options.logs.mkdir(parents=True, exist_ok=True)
