@@ -157,22 +157,24 @@ def trainer_table(measured: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def layer_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return which operations differ: the first one, and by kind in how many layers."""
-    differ = [one for one in operations if one["equal"] < 1]
-    if not differ:
-        return [f"operations: all {len(operations)} results are equal bit for bit"]
-    lines = [f"operations: {len(differ)} of {len(operations)} results differ"]
-    first = differ[0]
-    lines.append(
-        f"  first: {first['operation']}, {first['equal']:.2%} equal, largest difference {first['largest']:.2g}"
-    )
+def kinds_that_differ(operations: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the operations whose results differ in some layer by kind, in the order in which they first differ."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for one in differ:
-        kinds.setdefault(one["operation"].partition(", ")[2] or one["operation"], []).append(one)
+    for one in operations:
+        if one["equal"] < 1:
+            kinds.setdefault(one["operation"].partition(", ")[2] or one["operation"], []).append(one)
+    return kinds
+
+
+def print_operations(operations: Sequence[Mapping[str, Any]]) -> None:
+    """Print which operations differ. The first line is about the operation that differs first."""
+    kinds = kinds_that_differ(operations)
+    differ = sum(map(len, kinds.values()))
+    print(f"operations: {len(operations) - differ} of {len(operations)} results are equal bit for bit")
     for kind, found in kinds.items():
-        lines.append(f"  {kind}: {len(found)} differ, first {found[0]['operation']}, {found[0]['equal']:.2%} equal")
-    return lines
+        first = found[0]
+        share = f"{first['equal']:.2%} equal, largest difference {first['largest']:.2g}"
+        print(f"  {kind}: differs {len(found)} times, first: {first['operation']}, {share}")
 
 
 def main() -> None:
@@ -234,7 +236,7 @@ def report(
         console.print(trainer_table(found["trainer"]))
     if LAYERS not in failed:
         found["layers"] = json.loads((folder / f"{LAYERS}.json").read_text())
-        print(*layer_lines(found["layers"]), sep="\n")
+        print_operations(found["layers"])
     for name, error in failed.items():
         print(f"{name}: failed: {error}")
     print(f"{options.model}, {options.dtype}, {options.prompts} prompts, all in {seconds:.0f} s")
