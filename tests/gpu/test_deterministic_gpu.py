@@ -5,6 +5,7 @@ does.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 from pyarrow import parquet
 
 from examples.tiny.make_problems import write_problems
-from tests.gpu.conftest import ROOT, Runs
-from tests.gpu.test_rlvr_gpu import CASES, overrides
+from tests.gpu.conftest import ROOT, Runs, need_devices
+from tests.gpu.test_rlvr_gpu import CASES, overrides, run
 
 pytestmark = pytest.mark.gpu
 
 STEPS = 3
 MEASURED = ("time/", "throughput/", "memory/", "engine/", "sampling/")
 TWICE = ("one", "two")
+INVARIANT = "actor_infer.strategy_args.strategy_config.batch_invariant"
 
 
 def computed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -65,7 +67,7 @@ def test_a_whole_run_repeats_bit_for_bit(runs: Runs, models_by_dtype: dict[str, 
     keys = overrides(case, models_by_dtype["bf16"], 0, 0) | {
         "deterministic": "true",
         "actor_infer.generating_args.seeded": "true",
-        "actor_infer.strategy_args.strategy_config.batch_invariant": "true",
+        INVARIANT: "true",
         "actor_train.model_args.compile_layers": "false",
         "reference.model_args.compile_layers": "false",
         "keep_rollouts": "true",
@@ -77,3 +79,20 @@ def test_a_whole_run_repeats_bit_for_bit(runs: Runs, models_by_dtype: dict[str, 
     rows, others = (rollouts(runs.folder / f"rlvr-{name}") for name in TWICE)
     assert rows == others and len(rows) >= STEPS * 16
     print("engine and trainer:", [line["mismatch/logprob_abs_diff_mean"] for line in one if line["step"]])
+
+
+@pytest.mark.parametrize(("name", "engine_device"), [("adapter", 0), ("full", 1)])
+def test_batch_invariant_engine_gets_weights(
+    name: str, engine_device: int, runs: Runs, models_by_dtype: dict[str, Path]
+) -> None:
+    """As an adapter on the trainer's GPU, and by a broadcast, of which vLLM has pinned variables of NCCL on one side."""
+    need_devices(engine_device + 1)
+    [case] = [case for case in CASES if case.name == name]
+    keys = {**case.keys, INVARIANT: "true"}
+    run(
+        replace(case, name=f"{name}_invariant", keys=keys),
+        runs,
+        models_by_dtype,
+        f"on-{engine_device}",
+        (0, engine_device),
+    )
