@@ -3,8 +3,8 @@
     python benchmarks/bitwise.py [--model tiny|0.5b|1.5b|7b] [--dtype bf16|fp32] [--prompts 128] [--prompt-tokens 128]
         [--response-tokens 128] [--engines today,invariant,...] [--scratch FOLDER] [--json FILE]
 
-Engines of roll with different settings sample from the same random model: as today, with logits in fp32, and
-batch invariant in three ways. Each samples all prompts together, again, and some alone. Then the trainer scores the
+Engines of roll with different settings sample from the same random model: as today, with logits in fp32, and batch
+invariant in four ways. Each samples all prompts together, again, and some alone. Then the trainer scores the
 sampled tokens: as roll does, and with one operation after the other computed by the kernel that a batch-invariant
 engine uses. At the end, each operation of vLLM's model is compared with the trainer's.
 

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,10 @@ def with_kernels(policy: PackedPolicy, kernels: bitwise_kernels.Kernels, device:
 def all_ways(work: Work) -> dict[str, Score]:
     """Return the ways to score by name. Those with vLLM's kernels need a GPU."""
     policy, ways = load_policy(work), {"roll's scoring today": as_scored_today(work)}
-    rungs = (
-        bitwise_kernels.ladder() if work.device == "cuda" else [("roll's forward, not compiled", bitwise_kernels.PLAIN)]
-    )
+    rungs = [("roll's forward, not compiled", bitwise_kernels.PLAIN)]
+    if work.device == "cuda":
+        rungs = bitwise_kernels.ladder()
+        rungs.append(("all of these, roll's head", replace(rungs[-1][1], log_probs=bitwise_kernels.plain_log_probs)))
     return ways | {name: with_kernels(policy, kernels, work.device) for name, kernels in rungs}
 
 

@@ -85,7 +85,7 @@ def test_a_whole_run_repeats_bit_for_bit(runs: Runs, models_by_dtype: dict[str, 
 def test_batch_invariant_engine_gets_weights(
     name: str, engine_device: int, runs: Runs, models_by_dtype: dict[str, Path]
 ) -> None:
-    """As an adapter on the trainer's GPU, and by a broadcast, of which vLLM has pinned variables of NCCL on one side."""
+    """As an adapter on the trainer's GPU, and by a broadcast, for which vLLM pins variables of NCCL on one side."""
     need_devices(engine_device + 1)
     [case] = [case for case in CASES if case.name == name]
     keys = {**case.keys, INVARIANT: "true"}
