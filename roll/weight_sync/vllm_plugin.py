@@ -21,6 +21,7 @@ from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
+from vllm.utils.nccl import unpinned_nccl_env
 
 from roll.config.derived.model_shape import is_seeing_hybrid
 from roll.errors import WeightSyncError
@@ -148,7 +149,10 @@ class BucketReceiver(WeightTransferEngine[RouteOpened, BucketArrived]):
         plain: dict[str, Any] = init_info.route | {"transport": Transport(init_info.route["transport"])}
         route = Route(**plain)
         rendezvous = None if init_info.rendezvous is None else Rendezvous(**init_info.rendezvous)
-        self._reader = BucketReader(route, rendezvous, self.parallel_config.rank, torch.device(self.device))
+        # A batch-invariant engine sets NCCL for its own communicators. With those settings on one side only, a
+        # broadcast from the trainer would hang.
+        with unpinned_nccl_env():
+            self._reader = BucketReader(route, rendezvous, self.parallel_config.rank, torch.device(self.device))
 
     def start_weight_update(self) -> None:
         """Prepare the layers to load weights in the format of checkpoints."""

@@ -63,6 +63,10 @@ def determinism_warnings(config: RlvrConfig) -> Iterator[str]:
         return
     if not config.actor_infer.generating_args.seeded:
         yield "deterministic: responses still differ between runs; set actor_infer.generating_args.seeded=true"
+    infer = config.actor_infer
+    if (key := infer.strategy_args.traits.invariance_key) and infer.device_mapping is not None:
+        key = f"actor_infer.strategy_args.strategy_config.{key}"
+        yield f"deterministic: responses depend on what an engine generates together, and so on timing; set {key}=true"
     if config.async_generation_ratio:
         yield "deterministic: which weights sample a token depends on timing; set async_generation_ratio=0"
 

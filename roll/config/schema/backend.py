@@ -90,6 +90,10 @@ class BackendTraits:
     """Whether it frees weights that will be sent again, instead of moving them to host memory."""
     returns_routes: bool = False
     """Whether it can return the experts that it chose for each token of a mixture of experts."""
+    invariance_key: str = ""
+    """Key of `strategy_config` that makes a response independent of what else a rank generates at the same time, on
+    GPUs. "" if it is set, or if the backend has none for its other settings.
+    """
     shares_device: bool = False
     """Whether several of its ranks can have the same device, because none measures the memory that is free."""
     most_requests: int | None = None

@@ -14,6 +14,7 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardModelRole, RoleConfig
 from roll.engines.vllm.engine_args import engine_args_faults
+from roll.engines.vllm.invariance import invariance_faults
 from roll.engines.vllm.settings import CACHE_ARGUMENT, CPU_BLOCK, VllmConfig
 from roll.engines.vllm.speculation import speculation_faults
 from roll.errors import Fault
@@ -36,6 +37,7 @@ def vllm_faults(
     yield from _sizes(engine, where, config)
     yield from engine_args_faults(engine, where, name, role)
     yield from speculation_faults(engine, f"{where}.speculative", name, role, config, shape)
+    yield from invariance_faults(engine, where, role, shape)
     if engine.quantization is not None:
         yield from _quantised(engine.quantization, f"{where}.quantization", name, role, shape)
         if name == "actor_infer" and isinstance(config, RlvrConfig):

@@ -20,6 +20,12 @@ IMPORTED = ["roll.engines.vllm.bound_to_parent", "vllm.v1.engine.core", "vllm.v1
 """Modules that the fork server imports. The last one has most of what an engine needs, also on the CPU."""
 
 
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+"""Environment variable that makes vLLM choose kernels whose results do not depend on the batch. Some of its modules
+read it at their import.
+"""
+
+
 class EngineProcess(ForkServerProcess):
     """A process with the environment variables that this process has when it starts it, as after a spawn.
 
@@ -49,13 +55,18 @@ class EngineContext(ForkServerContext):
     Process = EngineProcess
 
 
-def start_fork_server(compiles: bool) -> None:
+def start_fork_server(compiles: bool, batch_invariant: bool) -> None:
     """Start the fork server of this process, which imports vLLM. Idempotent. Does not wait for the imports.
 
     Unless the engine `compiles`, `torch.compile` does nothing in it. torch reads that variable at its import.
+    `batch_invariant` is what vLLM will read, whatever the process inherited. torch's compiler then chooses no kernel by
+    its speed if that could change the rounding: two engines, or two runs, would measure another one as the fastest.
     """
     if not compiles:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    os.environ[BATCH_INVARIANT] = str(int(batch_invariant))
+    if batch_invariant:
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
     forkserver.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()
 

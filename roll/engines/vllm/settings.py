@@ -123,6 +123,11 @@ class VllmConfig(BackendConfig):
     speculative: SpeculativeConfig | None = Field(
         None, description="Speculative decoding. If not given, each forward pass samples one token of a sequence."
     )
+    batch_invariant: bool = Field(
+        False,
+        description="Use vLLM's batch-invariant kernels, on GPUs: a response and its log-probs do not depend on what "
+        "else the engine computes at the same time. With `seeded`, they are then the same in each run. Slower.",
+    )
     disable_custom_all_reduce: bool = Field(
         False, description="Use NCCL's all-reduce in tensor parallelism instead of vLLM's own."
     )
@@ -142,9 +147,9 @@ class VllmConfig(BackendConfig):
         size = self.engine_args.get(CACHE_ARGUMENT)
         return size if isinstance(size, int) else None
 
-    def compiles(self, on_cpu: bool) -> bool:
-        """Return whether the engine's process may compile. On GPUs, vLLM compiles its sampler in any case."""
-        return not (on_cpu and self.enforce_eager)
+    def start_fork_server(self, on_cpu: bool) -> None:
+        """Start the process from which the engine will be forked. On GPUs, vLLM compiles its sampler in any case."""
+        start_fork_server(not (on_cpu and self.enforce_eager), self.batch_invariant)
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ class VllmSettings:
 
     def build(self, rank: Rank) -> GenerateStrategy:
         """See `Settings`."""
-        start_fork_server(self.engine.compiles(rank.device == "cpu"))
+        self.engine.start_fork_server(rank.device == "cpu")
         from roll.engines.vllm.strategy import VllmGenerate
 
         return VllmGenerate(with_local_model(self), rank)
@@ -187,7 +192,7 @@ class VllmRewardSettings:
 
     def build(self, rank: Rank) -> RewardStrategy:
         """See `Settings`."""
-        start_fork_server(self.engine.compiles(rank.device == "cpu"))
+        self.engine.start_fork_server(rank.device == "cpu")
         from roll.engines.vllm.strategy import VllmReward
 
         return VllmReward(with_local_model(self), rank)
@@ -205,7 +210,7 @@ class VllmStrategyConfig(StrategyConfig):
 
     def preload(self, on_cpu: bool) -> None:
         """See `StrategyConfig`."""
-        start_fork_server(self.strategy_config.compiles(on_cpu))
+        self.strategy_config.start_fork_server(on_cpu)
         super().preload(on_cpu)
 
     @property
@@ -219,6 +224,9 @@ class VllmStrategyConfig(StrategyConfig):
             loads_adapters=True,
             discards_weights=True,
             returns_routes=True,
+            invariance_key=""
+            if engine.batch_invariant or engine.quantization or engine.speculative
+            else "batch_invariant",
             shares_device=engine.tensor_parallel_size == 1 and engine.kv_cache_bytes is not None,
             most_requests=engine.max_num_seqs,
             context=engine.max_model_len,

@@ -15,6 +15,7 @@ from roll.runs.early_processes import worker_environment
 from tests import limits
 
 GPUS = ("--config-name", "rlvr_zero3", "dry_run=true", "deterministic=true")
+INVARIANT = "actor_infer.strategy_args.strategy_config.batch_invariant=true"
 EAGER = ("actor_train.model_args.compile_layers=false", "reference.model_args.compile_layers=false")
 WITHOUT_ONE = """
 import torch
@@ -34,8 +35,8 @@ def test_deterministic_run_refuses_compiled_layers_with_remedy(capsys: pytest.Ca
     assert main([*GPUS, *EAGER, "async_generation_ratio=1", "actor_infer.device_mapping=[16,17]"]) == 0
     said = capsys.readouterr().err
     warned = [line.rpartition("; set ")[2] for line in said.splitlines() if line.startswith("warning: deterministic: ")]
-    assert warned == ["actor_infer.generating_args.seeded=true", "async_generation_ratio=0"]
-    assert main([*GPUS, *EAGER, "actor_infer.generating_args.seeded=true"]) == 0
+    assert warned == ["actor_infer.generating_args.seeded=true", INVARIANT, "async_generation_ratio=0"]
+    assert main([*GPUS, *EAGER, "actor_infer.generating_args.seeded=true", INVARIANT]) == 0
     assert "deterministic" not in capsys.readouterr().err
 
 

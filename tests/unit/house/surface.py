@@ -8,7 +8,8 @@ DECLARED = {
         "PoolingParams": "from vllm.pooling_params",
         "SamplingParams": "from vllm.sampling_params",
     },
-    "vllm/envs.py": {"VLLM_LOGGING_LEVEL": "str", "enable_envs_cache": "()"},
+    "vllm/envs.py": {"VLLM_LOGGING_LEVEL": "str", "VLLM_BATCH_INVARIANT": "bool", "enable_envs_cache": "()"},
+    "vllm/utils/nccl.py": {"unpinned_nccl_env": "() -> Iterator[None]"},
     "vllm/plugins/__init__.py": {"DEFAULT_PLUGINS_GROUP": "'vllm.general_plugins'"},
     "vllm/distributed/weight_transfer/factory.py": {
         "WeightTransferEngineFactory": "class ()",

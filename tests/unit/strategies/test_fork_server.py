@@ -24,7 +24,7 @@ def say(queue):
 if __name__ == "__main__":
     from roll.engines.vllm import fork_server
     fork_server.IMPORTED[1:] = []  # vLLM itself takes long
-    fork_server.start_fork_server(compiles=True)
+    fork_server.start_fork_server(compiles=True, batch_invariant=False)
     os.environ[sys.argv[1]] = "changed"
     del os.environ["GONE"]
     context = fork_server.EngineContext()
