@@ -117,7 +117,12 @@ class RewardBackend(Protocol):
 
 
 def choose_algorithms(deterministic: bool) -> None:
-    """Switch torch's deterministic algorithms on or off in this process."""
+    """Switch torch's deterministic algorithms on or off in this process, and rounding to tf32 off.
+
+    By default, torch rounds the inputs of fp32 convolutions on GPUs to tf32, though not those of matrix products: those
+    of vision towers, which read a picture's patches, and of gated delta rules.
+    """
     import torch
 
     torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.allow_tf32 = False

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from examples.tiny.make_seeing_model import write_seeing_model
+from roll.backend_settings import choose_algorithms
 from roll.config.schema.model import ModelConfig
 from roll.data import packing
 from roll.models.attention import packed_attention
@@ -57,6 +58,7 @@ def said(
     """Return the log-probs of the tokens in the loss, fp32 [S]."""
     folder, sequences = seeing
     model_args = ModelConfig.model_validate({"dtype": dtype, "sees_pictures": True})
+    choose_algorithms(deterministic=False)  # as every role that trains or scores does
     policy = load_seeing_policy(str(folder), model_args, seed=0).to(device).eval()
     if compiled:
         compile_layers(policy.causal)

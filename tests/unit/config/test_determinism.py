@@ -22,6 +22,8 @@ import torch
 from roll.backend_settings import choose_algorithms
 choose_algorithms(True)
 assert torch.are_deterministic_algorithms_enabled()
+assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+assert not torch.backends.cudnn.allow_tf32
 torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
 """
 
