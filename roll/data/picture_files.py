@@ -41,7 +41,7 @@ def decoded(data: bytes) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # among them Pillow's about a size that is checked here
             with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-                _check(opened)
+                check_shape(opened)
                 opened.load()
                 picture = ImageOps.exif_transpose(opened)
                 return _rgb(picture)
@@ -56,14 +56,17 @@ def decoded(data: bytes) -> Image.Image:
         raise PictureFault(problem, remedy, "unreadable") from error
 
 
-def _check(opened: Image.Image) -> None:
+def check_shape(opened: Image.Image) -> None:
+    """Raise PictureFault if a picture is too large, animated, or has values of 32 bits."""
     width, height = opened.size
     if width * height > LARGEST:
         problem = f"has {width} x {height} pixels, more than {LARGEST:,}"
         raise PictureFault(problem, "make it smaller", "too_large")
     if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format != CAMERAS:
-        problem = f"is a {opened.format} of {frames} pictures, and roll does not read videos"
+        problem = f"is a {opened.format or 'picture'} of {frames} pictures, and roll does not read videos"
         raise PictureFault(problem, "save one of them as a file of its own", "not_supported")
+    if opened.mode in ("I", "F"):
+        raise PictureFault(f"has values of 32 bits (mode {opened.mode})", OTHER_PICTURE, "not_supported")
 
 
 def data_url(data: bytes) -> str:
@@ -86,8 +89,6 @@ def data_url(data: bytes) -> str:
 
 def _rgb(picture: Image.Image) -> Image.Image:
     """Return a picture as RGB. Pillow itself would cut 16 bits off at 255, and show what transparency hides."""
-    if picture.mode in ("I", "F"):
-        raise PictureFault(f"has values of 32 bits (mode {picture.mode})", OTHER_PICTURE, "not_supported")
     if picture.mode.startswith("I;16"):
         if "transparency" in picture.info:
             raise PictureFault("has 16 bits and a transparent colour", OTHER_PICTURE, "not_supported")

@@ -68,6 +68,11 @@ class Sight:
         whole = f"{self.model_type}|{self.token}|{self.token_id}|{self.tile_tokens}|{self.end}|{settings}"
         return hashlib.sha256(whole.encode()).hexdigest()
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return the texts of the tokens that stand for a picture."""
+        return (self.token, self.placeholder) if self.placeholder else (self.token,)
+
     def checked(self, reference: PictureReference, folder: Path) -> tuple[StoredPicture, str]:
         """Return a picture to store, and the text in which its placeholders stand. Raises PictureFault."""
         data, stamp = read_bytes(reference, folder)
