@@ -98,12 +98,19 @@ def test_key_that_is_not_supported_with_pictures(key: str, refused: Callable[...
 
 
 TEACHER = "{model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}}"
-ENVIRONMENT = "{environment: frozen_lake, tasks: 8}"
+AGENT = "{environment: frozen_lake, rows: 8, agent: {command: [python, agent.py]}}"
+JUDGED = "{environment: frozen_lake, rows: 8}"
 SCORER = "{reward: reward_model, model_args: {model_name_or_path: blind}, strategy_args: {strategy_name: hf_infer}}"
 API = "reward: llm_judge, judge_model_type: api, judge_api_url: 'http://127.0.0.1:9/v1', judge_model_name: j"
 SERVED = "reward: llm_judge, judge_model_type: inference, strategy_args: {strategy_name: hf_infer}"
+SEEING_SCORER = SCORER.replace("blind", "output/tiny/seeing")
 NOT_IN_RLVR = {
-    "environments.lake": (f"+environments.lake={ENVIRONMENT}",),
+    "environments.lake.agent": (f"+environments.lake={AGENT}",),
+    "rewards.shapes.judge_sees_pictures": (
+        f"+environments.shapes={JUDGED}",
+        f"rewards.shapes={{{API}, judge_sees_pictures: true}}",
+    ),
+    "rewards.seen": (f"+environments.seen={JUDGED}", f"+rewards.seen={SEEING_SCORER}"),
     "rewards.scored": (f"+rewards.scored={SCORER}",),
     "teacher": (f"+teacher={TEACHER}",),
     "critic": ("adv_estimator=gae", "+critic={strategy_args: ${actor_train.strategy_args}}"),

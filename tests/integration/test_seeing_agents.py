@@ -20,16 +20,17 @@ STEPS = ("max_steps=2", "save_steps=2", "eval_steps=0", "rollout_batch_size=4", 
 # Letters end a turn, because an untrained model rarely says that it has ended.
 STOPS = f"++actor_infer.generating_args.stop_strings={json.dumps(list('ACEGIKMOQSUWYacegikmoqsuwy'))}"
 # The answers of an untrained model are all wrong, but of different lengths.
-REWARD = "rewards={look: {reward: length_penalty, reward_args: {short: 0, enough: 40}, world_size: 1}}"
+REWARD = "+rewards={look: {reward: length_penalty, reward_args: {short: 0, enough: 40}, world_size: 1}}"
 AGENT = (
     "~validation",
     "~actor_train.data_args",
+    "~rewards",
     REWARD,
     "+environments={look: {environment: 'examples.tiny.look:Look', max_turns: 3, rows: 64}}",
     "prompt_length=64",
     "+sequence_length=400",
 )
-VLLM = "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.2}}"
+VLLM = "actor_infer.strategy_args={strategy_name: vllm, strategy_config: {enforce_eager: true, kv_cache_gib: 0.5}}"
 MARKS = {"qwen3_vl": "<|image_pad|>", "idefics3": "<image>"}
 ENGINES = {"qwen3_vl": (), "idefics3": (VLLM, "+actor_infer.system_envs={TORCHDYNAMO_DISABLE: '1'}")}
 
