@@ -1,4 +1,4 @@
-"""An environment with pictures for tiny models: a hidden shape, which the agent sees when it calls the tool `look`.
+"""An environment with pictures for tiny models: a hidden colour, which the agent sees when it calls the tool `look`.
 
     environments:
       look: {environment: 'examples.tiny.look:Look', max_turns: 3, rows: 1024}
@@ -15,13 +15,16 @@ from typing import Any
 
 from PIL import Image
 
-from examples.tiny.make_shapes import COLOURS, SHAPES, drawn
 from roll.agents.environments.base import TOOL_ERRORS, Message, Observation, Step
 from roll.agents.tools import Tools
 
+COLOURS = ("red", "green", "blue", "white")
+SIDES = (32, 40, 48)
+"""Sides of the pictures in pixels."""
+
 
 class Look:
-    """A shape to name, such as `red circle`. The reward is 1 for the right name."""
+    """A colour to name. The reward is 1 for the right name."""
 
     shows_pictures = True
 
@@ -29,10 +32,10 @@ class Look:
         self._tools = Tools([self.look])
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Draw the shape."""
+        """Draw the colour."""
         draw = random.Random(row.get("seed", seed))
-        colour, shape = draw.choice(list(COLOURS)), draw.choice(SHAPES)
-        self._answer, self._picture = f"{colour} {shape}", drawn(colour, shape, draw)
+        self._answer = draw.choice(COLOURS)
+        self._picture = Image.new("RGB", (draw.choice(SIDES), draw.choice(SIDES)), self._answer)
         return Observation([{"role": "user", "content": "What?"}], self._tools.schemas)
 
     def step(self, message: Message) -> Step:
@@ -47,7 +50,7 @@ class Look:
         return Step([{"role": "user", "content": shown}])
 
     def look(self) -> Image.Image:
-        """Look at the shape."""
+        """Look at the colour."""
         return self._picture
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ def test_every_form_of_picture_arrives_as_file(form: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK", "YCbCr"])
-def test_object_of_any_mode_is_seen_as_its_file(mode: str) -> None:
+def test_object_of_any_mode_is_its_file(mode: str) -> None:
     picture = Image.fromarray(PIXELS.astype(np.uint16)[..., 0] << 8) if mode == "I;16" else PICTURE.convert(mode)
     expected = picture if mode in ("I;16", "LA", "RGBA") else picture.convert("RGB")
     expected = decoded(saved(expected))
@@ -111,8 +111,9 @@ def test_object_is_not_turned_by_exif_data() -> None:
 @pytest.mark.parametrize("case", list(UNUSABLE))
 def test_unusable_picture_breaks_environment(case: str) -> None:
     part, problem = UNUSABLE[case]
-    with pytest.raises(BadReturn, match=f"part 1 of a message is a picture that .*{problem}"):
+    with pytest.raises(BadReturn, match=problem) as broken:
         step_of(Step([user({"type": "text", "text": "this"}, part)]), file_of)
+    assert "part 1" in str(broken.value)
 
 
 @pytest.mark.parametrize("case", list(UNUSABLE))
@@ -171,7 +172,7 @@ def test_picture_inside_another_value_is_tools_error(value: Any) -> None:
 def test_blind_policy_gets_no_picture() -> None:
     with pytest.raises(BadReturn, match="shows a picture, .*sees_pictures"):
         step_of(Step([user(PICTURE)]), reader(sees=False))
-    with pytest.raises(EnvironmentFailed, match="the tool 'look' shows a picture, .*sees_pictures"):
+    with pytest.raises(EnvironmentFailed, match="'look' shows .*sees_pictures"):
         run(Hosted(None, Tools([returning(PICTURE)])).step(LOOKS))
 
 
@@ -193,7 +194,7 @@ def test_too_many_bytes_of_pictures_are_refused(monkeypatch: pytest.MonkeyPatch)
     shown = [user(Image.fromarray(noise)) for _ in range(2)]
     assert len(json_of(step_of(Step(shown), file_of))) > 4 << 20, "pictures have a limit of their own"
     monkeypatch.setattr("roll.agents.environments.checked.MOST_SHOWN", 1 << 20)
-    with pytest.raises(BadReturn, match="the pictures of the Step have .* bytes"):
+    with pytest.raises(BadReturn, match="pictures of the Step"):
         json_of(step_of(Step(shown), file_of))
     assert MOST_SHOWN < 64 << 20
 
