@@ -16,6 +16,7 @@ from roll.data.pictures import load_sight
 from roll.errors import ConfigError, DataError
 from roll.models.load import load_tokenizer
 from roll.runs.offline.wiring import prepare_dpo, prepare_sft
+from roll.runs.rlvr.wiring import prepare_rlvr
 from tests.faults import assert_fault
 
 
@@ -299,3 +300,15 @@ def test_plan_counts_tower_and_pixels(folder: Path, monkeypatch: pytest.MonkeyPa
     assert whole["weights"] == part["weights"] == 4 * trained.shapes["sft_train"].parameters
     # 2,048 placeholders of 4 patches, each of 3 x 2 x 8 x 8 values in fp32, and the activations of the tower.
     assert whole["pictures"] > part["pictures"] > 2048 * 4 * 384 * 4
+
+
+def test_pictures_of_environments_rows_must_be_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    words = ("pretrain=output/tiny/seeing", "~validation", "eval_steps=0", "++environments.shapes.environment=tool_use")
+    assert prepare_rlvr(load_config("tiny_rlvr_pictures", words))  # type: ignore[arg-type]
+    row = {"prompt": "<image> What?", "seen": "output/tiny/shapes/pictures/0.png", "ground_truth": "A."}
+    Path("labelled.jsonl").write_text(json.dumps(row) + "\n")
+    columns = "{file_name: labelled.jsonl, messages: null, prompt: prompt, images: seen}"
+    with pytest.raises(DataError) as caught:
+        prepare_rlvr(load_config("tiny_rlvr_pictures", [*words, f"actor_train.data_args={columns}"]))  # type: ignore[arg-type]
+    assert_fault(caught.value.faults, "labelled.jsonl:1", "not_supported", "1 picture(s)", "part of a message")
