@@ -9,16 +9,19 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from mcp import Client
+from mcp.types import CallToolResult, ImageContent, TextContent
 from PIL import Image
 
 from roll.agents.environments.base import Observation, Step
 from roll.agents.environments.checked import (
     MOST_SHOWN,
     BadReturn,
+    McpServer,
     json_of,
     observation_of,
     reader,
@@ -29,6 +32,7 @@ from roll.agents.environments.child import Hosted
 from roll.agents.environments.picture_contents import file_in, file_of
 from roll.agents.environments.process import EnvironmentProcess
 from roll.agents.environments.tasks import task_of, with_more
+from roll.agents.mcp_tools import McpTools
 from roll.agents.tools import MOST_CHARACTERS, Tools
 from roll.data.picture_files import decoded
 from roll.data.picture_parts import PictureFault
@@ -252,3 +256,28 @@ def test_task_of_row_keeps_its_pictures() -> None:
     assert task_of(row) == row["messages"]
     longer = with_more(task_of(row), "more")  # type: ignore[arg-type]
     assert longer[0]["content"][-1] == {"type": "text", "text": "\n\nmore"} and len(longer[0]["content"]) == 3
+
+
+class Server:
+    """A connection to an MCP server whose tool answers with a text and a picture."""
+
+    def __init__(self, data: str) -> None:
+        self._data = data
+
+    async def call_tool(self, name: str, given: Any) -> CallToolResult:
+        picture = ImageContent(type="image", data=self._data, mime_type="image/png")
+        return CallToolResult(content=[TextContent(type="text", text="here"), picture])
+
+
+@pytest.mark.parametrize(("sees", "data"), [(True, ENCODED), (True, "AAAA"), (False, ENCODED)])
+def test_servers_picture_is_shown_or_noted(sees: bool, data: str) -> None:
+    tools, connection = McpTools((), sees), cast(Client, Server(data))
+    tools._clients["look"] = (McpServer((), "url", limits.CALL), connection)  # pyright: ignore[reportPrivateUsage]
+    answer = run(tools.answer(LOOKS["tool_calls"][0]))
+    content = answer.message["content"]
+    if not sees:
+        assert content == "here\n[a part of type image is left out]"
+    elif data != ENCODED:
+        assert answer.failed and content.startswith("Error: the picture")
+    else:
+        assert content[0]["text"] == "here" and file_in(content[1]) == FILE
