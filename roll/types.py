@@ -242,6 +242,8 @@ class Segment:
     """Tool calls of the policy in this segment, each with a `name` and `arguments` as JSON text."""
     routes: Routes | None = None
     """[L, layers, k], routes of the tokens in a mixture of experts. None if none are known."""
+    pictures: Sequence[str] = ()
+    """Names of the pictures that the tokens show, in order."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,10 @@ class Trajectory:
 
     segments: Sequence[Segment]
     stop: StopReason
+    shown: PromptPictures | None = field(default=None, compare=False)
+    """The pictures that its environment showed, in order of appearance. None without any. Those of the prompt of a
+    single turn are in `Prompt.shown`.
+    """
 
     @property
     def sampled(self) -> list[Segment]:

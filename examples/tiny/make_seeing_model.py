@@ -1,7 +1,7 @@
 """Writes the model of the tiny examples with pictures: random weights, in the shape of Qwen2.5-VL, Qwen3-VL, Qwen3.5,
 SmolVLM, Idefics3 or Gemma 3.
 
-    python examples/tiny/make_seeing_model.py FOLDER [--family qwen2_5_vl] [--seed 0]
+    python examples/tiny/make_seeing_model.py FOLDER [--family qwen2_5_vl] [--seed 0] [--tools]
 
 FOLDER becomes an ordinary Hugging Face model folder, with an image processor. Nothing is downloaded. The tokens are
 single bytes, as in `make_model.py`, and the marks of the family.
@@ -71,7 +71,9 @@ QWEN_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-GEMMA_TEMPLATE = QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", GEMMA_MARKS[0])
+SHOWN = "<|vision_start|><|image_pad|><|vision_end|>"
+"""What the template of Qwen writes for a picture."""
+GEMMA_TEMPLATE = QWEN_TEMPLATE.replace(SHOWN, GEMMA_MARKS[0])
 SMOL_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
     "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
@@ -80,6 +82,19 @@ SMOL_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 """The template of SmolVLM, which reads only lists of parts."""
+TOOLS_TEMPLATE = """\
+{%- if tools -%}{{- '<|im_start|>system\\nTools:' -}}
+{%- for tool in tools -%}{{- ' ' + tool.function.name -}}{%- endfor -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+""" + QWEN_TEMPLATE.replace(
+    "{{- '<|im_end|>\\n' -}}",
+    """\
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>{"name": ' + (call.function.name | tojson) -}}
+{{- ', "arguments": ' + (call.function.arguments | tojson) + '}</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}""",
+)
+"""A template that also writes the names of tools, and calls as Qwen3-VL does."""
 TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -115,8 +130,11 @@ WINDOWED: dict[str, Any] = {
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
-def build_seeing_tokenizer(family: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer whose tokens are single bytes, with the marks and the template of a family."""
+def build_seeing_tokenizer(family: str, tools: bool = False) -> PreTrainedTokenizerBase:
+    """Return a tokenizer whose tokens are single bytes, with the marks and the template of a family.
+
+    `tools`: the template is TOOLS_TEMPLATE, with the family's marks of a picture.
+    """
     vocabulary = {token: number for number, token in enumerate(sorted(ByteLevel.alphabet()))}
     vocabulary |= {PAD: PAD_ID, START: START_ID, END: END_ID}
     special: dict[str, Any] = {"eos_token": END, "pad_token": PAD, "additional_special_tokens": [START]}
@@ -124,6 +142,9 @@ def build_seeing_tokenizer(family: str) -> PreTrainedTokenizerBase:
     if family in SQUARE:
         marks, template = GEMMA_MARKS, GEMMA_TEMPLATE
         special |= dict(zip(("boi_token", "eoi_token", "image_token"), marks, strict=True))
+    if tools:
+        picture = "<image>" if family in TILED else GEMMA_MARKS[0] if family in SQUARE else SHOWN
+        template = TOOLS_TEMPLATE.replace(SHOWN, picture)
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], **special)
     tokenizer.add_tokens(list(marks), special_tokens=True)
     tokenizer.chat_template, tokenizer.model_max_length = template, POSITIONS
@@ -203,14 +224,14 @@ def build_seeing_model(family: str, seed: int, tied: bool = False) -> PreTrained
     return model
 
 
-def write_seeing_model(folder: Path, family: str, seed: int, tied: bool = False) -> None:
+def write_seeing_model(folder: Path, family: str, seed: int, tied: bool = False, tools: bool = False) -> None:
     """Write the model with its tokenizer and its image processor. The folder appears only when it is complete."""
     disable_progress_bar()
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     build_seeing_model(family, seed, tied).save_pretrained(partial)
-    build_seeing_tokenizer(family).save_pretrained(partial)
+    build_seeing_tokenizer(family, tools).save_pretrained(partial)
     build_processor(family).save_pretrained(partial)
     if family in TILED:  # what vLLM reads the number of placeholders of a tile from
         seen = {
@@ -227,5 +248,6 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tools", action="store_true", help="with a template that also writes tools and their calls")
     given = parser.parse_args()
-    write_seeing_model(given.folder, given.family, given.seed)
+    write_seeing_model(given.folder, given.family, given.seed, tools=given.tools)

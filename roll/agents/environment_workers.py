@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
@@ -25,8 +26,12 @@ COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neig
 """Counted failures of environments, and their metrics."""
 
 
+@dataclass(frozen=True)
 class EnvironmentSettings(HostedSettings[EnvironmentConfig]):
     """Settings of `EnvironmentWorker`."""
+
+    sees: bool = False
+    """Whether the policy sees pictures."""
 
     def build(self, rank: Rank) -> EnvironmentWorker:
         return EnvironmentWorker(self)
@@ -36,7 +41,7 @@ class EnvironmentWorker(HostedWorker[EnvironmentProcess]):
     """Holds environments in a Ray actor. Failures of environments are returned, not raised."""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        super().__init__(EnvironmentProcess(settings.domain, settings.section, settings.start_seconds))
+        super().__init__(EnvironmentProcess(settings.domain, settings.section, settings.start_seconds, settings.sees))
 
     async def open(
         self, session: int, row: Mapping[str, Any], seed: int

@@ -46,7 +46,14 @@ class EpisodeGroups:
         return RolloutGroup(observed(prompt, played), played)
 
     def yields(self, prompt: Prompt, episodes: Sequence[Episode], baseline: Episode | None) -> bool:
-        return baseline is None and sampled_so(episodes, self.sampling)
+        return baseline is None and sampled_so(episodes, self.sampling) and not self._show(episodes)
+
+    def _show(self, episodes: Sequence[Episode]) -> bool:
+        """Whether stored episodes show pictures, which are not stored with them."""
+        token = self.sampling.placeholder
+        paths = [path for episode in episodes for path in episode.trajectories]
+        segments = [segment for path in paths for segment in path.segments]
+        return token is not None and any((segment.token_ids == token).any() for segment in segments)
 
     async def _judged(self, prompt: Prompt, played: Sequence[Episode]) -> list[Episode]:
         if not all(map(has_verdict, played)) and self.scorer.compares(prompt):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,12 +25,14 @@ import numpy as np
 
 from roll.agents.environments.base import TOOL_ERRORS, Ask, MalformedCalls, Message, Observation, Step
 from roll.agents.partners import Partners
+from roll.agents.sight import EpisodeSight, GivenTokens, SeenMessages, SeenPicture, row_with_files, told_text
 from roll.data.chat import TemplateFault
 from roll.data.renderers.base import ChatRenderer, Parsed, one_conversation
 from roll.errors import EnvironmentFailed, NeighbourFailed
 from roll.rollout.group import turn_seed
-from roll.rollout.record import Transcript, without_verdict
+from roll.rollout.record import Transcript, without_placeholder, without_verdict
 from roll.types import (
+    AskedPictures,
     Completion,
     Episode,
     FinishReason,
@@ -95,7 +97,12 @@ class SessionGenerator(Protocol):
     """A `Generator` that accepts a session, which identifies the requests of one episode."""
 
     def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+        self,
+        token_ids: Ints,
+        sampling: Sampling,
+        seed: int | None = None,
+        session: Session | None = None,
+        shown: AskedPictures | None = None,
     ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `Generator`. Requests of one session go to the same engine as long as it has room."""
         ...
@@ -148,6 +155,7 @@ class Episodes:
         tokens: TokenLimits,
         clock: Callable[[], float] = time.monotonic,
         partners: Partners | None = None,
+        sight: EpisodeSight | None = None,
     ) -> None:
         """
         Args:
@@ -156,10 +164,12 @@ class Episodes:
             tokens: limits of each trajectory.
             clock: returns the time in seconds.
             partners: the other policies that environments may ask.
+            sight: how the policy sees pictures. None: it sees none.
         """
-        self._partners = partners or Partners()
+        self._partners, self._sight = partners or Partners(), sight
         self._environments, self._generator, self._renderer = environments, generator, renderer
-        stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids}))
+        unwritable = sight.unwritable if sight else ()
+        stops = tuple(sorted({*sampling.stop_token_ids, *renderer.stop_token_ids, *unwritable}))
         self._sampling = replace(sampling, samples=1, stop_token_ids=stops)
         self._limits, self._tokens, self._clock = limits, tokens, clock
 
@@ -171,10 +181,22 @@ class Episodes:
 
     async def _attempt(self, prompt: Prompt, environment_seed: int, seed: int | None, limits: EpisodeLimits) -> Episode:
         began = self._clock()
-        session = await self._environments.open(prompt.domain, prompt.row, environment_seed)
+        row = prompt.row
+        if prompt.shown is not None:
+            row = row_with_files(row, (await asyncio.to_thread(prompt.shown.asked)).files)
+        session = await self._environments.open(prompt.domain, row, environment_seed)
         try:
-            asked = partial(self._partners.answer, prompt.domain)
-            turns = _Turns(self._generator, self._renderer, self._sampling, self._tokens, session, asked, self._clock)
+            turns = _Turns(
+                self._generator,
+                self._renderer,
+                self._sampling,
+                self._tokens,
+                session,
+                partial(self._partners.answer, prompt.domain),
+                self._clock,
+                self._sight,
+            )
+            await turns.begin()
             turns.transcript.counts["environment_seconds"] += self._clock() - began
             stop = await self._in_time(turns, limits, seed)
         finally:
@@ -209,30 +231,79 @@ class _Turns:
         environment: EnvironmentSession,
         partner_turn: Callable[[Ask, int | None], Awaitable[str]],
         clock: Callable[[], float],
+        sight: EpisodeSight | None,
     ) -> None:
-        """Start with the first observation. Raises EnvironmentFailed if it is too long, or the template rejects it."""
         self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
         self._partner_turn, self._partner_turns = partner_turn, 0
-        self._longest, self._clock, self._session = tokens.sequence, clock, Session()
+        self._limits, self._clock, self._session, self._sight = tokens, clock, Session(), sight
         self._ids: set[str] = set()
-        first = environment.observation
-        self._tools, self._messages, self._state = first.tools, list(first.messages), state_of(first)
+        self._tools = environment.observation.tools
+        self._messages: list[Message] = []
+        self._state = ""
+        self._pictures: list[SeenPicture] = []
+        """Those of all messages."""
+        self._asked = NO_TOKENS
+        """The context with a single placeholder for each picture."""
+        self.transcript = Transcript()
+
+    async def begin(self) -> None:
+        """Start with the first observation.
+
+        Raises EnvironmentFailed if it is too long, or the template rejects it, or a picture cannot be seen.
+        """
+        first = self._environment.observation
+        seen = await self._seen(first.messages)
+        self._messages += seen.messages
+        self._pictures += seen.pictures
+        self._state = state_of(first.state, seen.messages)
         try:
             with one_conversation():
-                token_ids = renderer.render(self._messages, self._tools)
+                found = self._tokens(self._whole, seen.pictures)
         except TemplateFault as fault:
             raise EnvironmentFailed(
                 f"the chat template rejects the environment's first observation: {fault}"
             ) from fault
-        if len(token_ids) > tokens.prompt:
-            long = f"the environment's first observation has {len(token_ids)} tokens"
-            raise EnvironmentFailed(f"{long}, more than prompt_length, which is {tokens.prompt}")
-        self.transcript = Transcript(token_ids, renderer.text(token_ids))
+        assert found is not None
+        if len(found.token_ids) > self._limits.prompt:
+            long = f"the environment's first observation has {len(found.token_ids)} tokens"
+            raise EnvironmentFailed(f"{long}, more than prompt_length, which is {self._limits.prompt}")
+        self._start(found)
+
+    async def _seen(self, messages: Sequence[Message]) -> SeenMessages:
+        """Return messages of the environment with their pictures, which are decoded in a thread."""
+        if self._sight is None or all(isinstance(message.get("content"), str | None) for message in messages):
+            return SeenMessages(list(messages), ())
+        seen = await asyncio.to_thread(self._sight.read, messages)
+        self.transcript.counts[TOOL_ERRORS] += seen.tool_errors
+        return seen
+
+    def _whole(self, renderer: ChatRenderer) -> Ints:
+        return renderer.render(self._messages, self._tools)
+
+    def _tokens(
+        self, write: Callable[[ChatRenderer], Ints | None], pictures: Sequence[SeenPicture]
+    ) -> GivenTokens | None:
+        """Return what `write` renders; None if it does. Raises TemplateFault."""
+        if self._sight is not None:
+            return self._sight.tokens(write, pictures)
+        token_ids = write(self._renderer)
+        return None if token_ids is None else GivenTokens(token_ids, token_ids)
+
+    def _start(self, given: GivenTokens) -> None:
+        """Start a trajectory with the tokens of all messages."""
+        self.transcript.start(given.token_ids, self._renderer.text(given.asked_ids), names_of(self._pictures))
+        self._show(given.asked_ids)
+
+    def _show(self, asked: Ints) -> None:
+        """Set the pictures of the trajectory, which are those of all messages. `asked` are its tokens so far."""
+        self._asked = asked
+        if self._sight is not None:
+            self.transcript.shown = self._sight.shown(self.transcript.context, asked, tuple(self._pictures))
 
     async def run(self, max_turns: int, seed: int | None) -> StopReason:
         """Play all turns. Return the reason why the episode ended."""
         for turn in range(max_turns):
-            room = self._longest - len(self.transcript.context)
+            room = self._limits.sequence - len(self.transcript.context)
             if room < 1:
                 return StopReason.CONTEXT_FULL
             completion = await self._generated(
@@ -248,11 +319,11 @@ class _Turns:
                 return StopReason.ABORTED
             if completion.finish_reason is FinishReason.LENGTH:
                 return StopReason.LENGTH if room >= self._sampling.max_new_tokens else StopReason.CONTEXT_FULL
-            step = await self._answer(parsed, seed)
+            step, seen = await self._answer(parsed, seed)
             self.transcript.earn(step.reward)
             if step.done:
                 return StopReason.COMPLETED
-            if turn + 1 < max_turns and not self._go_on(completion.token_ids, step.messages):
+            if turn + 1 < max_turns and not self._go_on(completion.token_ids, seen):
                 return StopReason.CONTEXT_FULL
         return StopReason.MAX_TURNS
 
@@ -270,20 +341,27 @@ class _Turns:
 
     async def _generated(self, most: int, seed: int | None) -> Completion:
         sampling = replace(self._sampling, max_new_tokens=most)
-        async with aclosing(self._generator.generate(self.transcript.context, sampling, seed, self._session)) as answer:
+        transcript, asked = self.transcript, self.transcript.shown and self.transcript.shown.asked()
+        async with aclosing(
+            self._generator.generate(transcript.context, sampling, seed, self._session, shown=asked)
+        ) as answer:
             [completion] = [completion async for ended in answer for _, completion in ended]
+        for token in self._sight.unwritable if self._sight else ():
+            completion = without_placeholder(completion, token)
         return completion
 
-    async def _answer(self, parsed: Parsed, seed: int | None) -> Step:
-        """Return the environment's answer to a message, after all turns of partners that it asks for.
+    async def _answer(self, parsed: Parsed, seed: int | None) -> tuple[Step, SeenMessages]:
+        """Return the environment's answer to a message, after all turns of partners that it asks for, and what the
+        policy sees of it.
 
         `malformed_calls` says how malformed calls are handled.
         """
         malformed = parsed.malformed
         if malformed and self._environment.malformed_calls == "answer":
-            return Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
+            step = Step([{"role": "tool", "content": UNREADABLE.format(text)} for text in malformed])
+            return step, SeenMessages(list(step.messages), ())
         if malformed and self._environment.malformed_calls == "end":
-            return Step(done=True)
+            return Step(done=True), SeenMessages([], ())
         message = {**parsed.message, "malformed": list(malformed)} if malformed else parsed.message
         step = await self._timed(self._environment.step(message))
         for _ in range(MOST_ASKED):
@@ -294,8 +372,9 @@ class _Turns:
             raise EnvironmentFailed(f"the environment asks partners more than {MOST_ASKED} times after one turn")
         for name, value in step.metrics.items():
             self.transcript.counts[name if name == TOOL_ERRORS else f"{ENVIRONMENT}{name}"] += value
-        self._state = state_of(step)
-        return step
+        seen = await self._seen(step.messages)
+        self._state = state_of(step.state, seen.messages)
+        return step, seen
 
     async def _heard(self, ask: Ask, seed: int | None) -> Step:
         """Ask a partner, and return the environment's step after its turn."""
@@ -313,18 +392,30 @@ class _Turns:
         self.transcript.counts["environment_seconds"] += self._clock() - began
         return step
 
-    def _go_on(self, sampled: Ints, messages: Sequence[Message]) -> bool:
+    def _go_on(self, sampled: Ints, seen: SeenMessages) -> bool:
         """Append the environment's answer to the context. Return False if it and one more token do not fit."""
-        transcript, before = self.transcript, self.transcript.context[: len(self.transcript.context) - len(sampled)]
-        self._messages += messages
+        context = self.transcript.context
+        before = context[: len(context) - len(sampled)]
+        self._messages += seen.messages
+        self._pictures += seen.pictures
+
+        def bridge(renderer: ChatRenderer) -> Ints | None:
+            return renderer.bridge(before, sampled, seen.messages, self._tools)
+
         with one_conversation():
-            bridge = self._renderer.bridge(before, sampled, messages, self._tools)
-            lay, token_ids = transcript.go_on, bridge
-            if token_ids is None:
-                lay, token_ids = transcript.fork, self._renderer.render(self._messages, self._tools)
-        if len(token_ids) + (len(transcript.context) if bridge is not None else 0) >= self._longest:
+            bridged = self._tokens(bridge, seen.pictures)
+            whole = self._tokens(self._whole, self._pictures) if bridged is None else None
+        if bridged is None:
+            assert whole is not None
+            if len(whole.token_ids) >= self._limits.sequence:
+                return False
+            self._start(whole)
+            return True
+        if len(bridged.token_ids) + len(context) >= self._limits.sequence:
             return False
-        lay(token_ids, self._renderer.text(token_ids))
+        text = self._renderer.text(bridged.asked_ids)
+        self.transcript.go_on(bridged.token_ids, text, names_of(seen.pictures))
+        self._show(np.concatenate([self._asked, sampled, bridged.asked_ids], dtype=np.int32))
         return True
 
 
@@ -365,13 +456,16 @@ def followed(step: Step, then: Step) -> Step:
     return replace(then, messages=messages, reward=step.reward + then.reward, metrics=metrics)
 
 
-def state_of(seen: Observation | Step) -> str:
-    """Return the state by which turns are compared: the one that the environment declares, or its messages' text."""
-    return (
-        seen.state
-        if seen.state is not None
-        else "\n".join(str(message.get("content") or "") for message in seen.messages)
-    )
+def state_of(declared: str | None, messages: Sequence[Message]) -> str:
+    """Return the state by which turns are compared: the one that the environment declares, or its messages' text and
+    the names of their pictures.
+    """
+    return declared if declared is not None else "\n".join(map(told_text, messages))
+
+
+def names_of(pictures: Iterable[SeenPicture]) -> tuple[str, ...]:
+    """Return the names of pictures."""
+    return tuple(picture.name for picture in pictures)
 
 
 def named_calls(message: Message) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from roll.agents.episodes import SessionGenerator
 from roll.data.chat import TemplateFault
 from roll.data.renderers.base import ChatRenderer, one_conversation
 from roll.rewards.judges.judge import JudgeReply
+from roll.rollout.record import without_placeholder
 from roll.types import FinishReason, Sampling, Session
 
 
@@ -42,6 +43,7 @@ class LivePartner:
             [completion] = [completion async for ended in answer for _, completion in ended]
         if completion.finish_reason is FinishReason.ABORT:
             return JudgeReply(failure="the policy's engine aborted the request")
+        completion = without_placeholder(completion, sampling.placeholder)
         with one_conversation():
             said = str(self._renderer.parse(completion.token_ids, ()).message.get("content") or "")
         cut = int(completion.finish_reason is FinishReason.LENGTH)

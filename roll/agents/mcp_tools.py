@@ -18,7 +18,7 @@ import anyio
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client import Transport
 from mcp.shared.message import SessionMessage
-from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent, jsonrpc_message_adapter
+from mcp.types import CONNECTION_CLOSED, CallToolResult, ImageContent, TextContent, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from roll.agents.environments.checked import McpServer
@@ -32,8 +32,9 @@ LEFT_OUT = "[a part of type {} is left out]"
 class McpTools:
     """The tools of all servers of a domain, by name."""
 
-    def __init__(self, servers: Sequence[McpServer]) -> None:
-        self._servers = servers
+    def __init__(self, servers: Sequence[McpServer], sees: bool = False) -> None:
+        """`sees`: the policy sees pictures. Otherwise those in answers are left out, with a note to the model."""
+        self._servers, self._sees = servers, sees
         self._clients: dict[str, tuple[McpServer, Client]] = {}
         self.schemas: list[Mapping[str, Any]] = []
         """Schemas of all tools in the format of OpenAI's API; available after `open`."""
@@ -72,8 +73,13 @@ class McpTools:
             if error.code == CONNECTION_CLOSED:
                 raise EnvironmentFailed(f"{server} has ended: {error}") from error
             return failed_call(call, CallError(str(error)))
-        text = result_text(result)
-        return failed_call(call, CallError(text)) if result.is_error else answered(call, text)
+        if result.is_error or not self._sees or not any(isinstance(part, ImageContent) for part in result.content):
+            text = result_text(result)
+            return failed_call(call, CallError(text)) if result.is_error else answered(call, text)
+        try:
+            return answered(call, [_part(part) for part in result.content])
+        except CallError as error:
+            return failed_call(call, error)
 
     async def close(self) -> None:
         """Close all connections and end the servers that were started."""
@@ -117,6 +123,13 @@ def result_text(result: CallToolResult) -> str:
     return "\n".join(
         part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type) for part in result.content
     )
+
+
+def _part(part: Any) -> Any:
+    """Return a part of a result as a picture or a text."""
+    if isinstance(part, ImageContent):
+        return {"type": "image", "base64": part.data}
+    return part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type)
 
 
 def _target(server: McpServer) -> Transport | str:

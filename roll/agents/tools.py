@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from roll.agents.environments.base import Message
+from roll.agents.environments.picture_contents import content_of, is_shown
+from roll.data.messages import MessageFault
+from roll.data.picture_parts import PictureFault
 from roll.errors import EnvironmentFailed
 
 MOST_CHARACTERS = 16384
@@ -188,11 +191,38 @@ def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
 
 
 def answered(call: Mapping[str, Any], value: Any) -> Answered:
-    """Return the message to the model with the value that a tool returned."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    if len(text) > MOST_CHARACTERS:
-        text = f"{text[:MOST_CHARACTERS]}\n... {len(text) - MOST_CHARACTERS} characters more"
-    return Answered(_message(call, text), failed=False)
+    """Return the message to the model with the value that a tool returned: a text, a picture, a list of texts and
+    pictures, or a value that is told as JSON.
+
+    Raises:
+        CallError: a picture cannot be used, or is inside another value.
+    """
+    values = value if isinstance(value, list | tuple) else [value]
+    if not any(map(is_shown, values)):
+        text = value if isinstance(value, str) else json.dumps(value, default=_told)
+        return Answered(_message(call, _cut(text)), failed=False)
+    try:
+        parts = content_of(values)
+    except PictureFault as fault:
+        raise CallError(f"the picture {fault}") from fault
+    except MessageFault as fault:
+        raise CallError(f"beside its pictures, the answer {fault}") from fault
+    return Answered(
+        _message(call, [{**part, "text": _cut(part["text"])} if "text" in part else part for part in parts]), False
+    )
+
+
+def _told(value: Any) -> str:
+    """Return a value that JSON cannot express as text."""
+    if is_shown(value):
+        raise CallError("the answer has a picture or bytes inside another value: return it by itself or in a list")
+    return str(value)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}\n... {len(text) - MOST_CHARACTERS} characters more"
 
 
 def failed_call(call: Mapping[str, Any], error: Exception) -> Answered:
@@ -201,10 +231,10 @@ def failed_call(call: Mapping[str, Any], error: Exception) -> Answered:
     return Answered(_message(call, f"Error: {said}"[:MOST_ERROR]), failed=True)
 
 
-def _message(call: Mapping[str, Any], text: str) -> Message:
+def _message(call: Mapping[str, Any], content: str | Sequence[Mapping[str, Any]]) -> Message:
     return {
         "role": "tool",
         "tool_call_id": str(call.get("id") or ""),
         "name": str(call["function"]["name"]),
-        "content": text,
+        "content": content,
     }

@@ -30,8 +30,9 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.schema.model import DataConfig
 from roll.data.chat import TemplateFault
 from roll.data.native import added_tokens
+from roll.data.picture_files import digest_of, stamp_of
 from roll.data.picture_parts import SIZES, PictureFault, PictureReference
-from roll.data.pictures import Sight, StoredPicture, digest_of, expanded, stamp_of
+from roll.data.pictures import Sight, StoredPicture, expanded
 from roll.data.routes import DOMAIN
 from roll.data.rows import COLUMNS, RowFault, without_pictures
 from roll.data.sources import Source

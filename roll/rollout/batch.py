@@ -136,9 +136,7 @@ def experience(groups: Sequence[RolloutGroup], shaping: Shaping) -> Experience:
     rewards = _shaped(episodes, shaping)
     baselines = [baseline for index, _ in kept if (baseline := groups[index].baseline) is not None]
     return Experience(
-        sequences=_laid_end_to_end(
-            trajectories, segments, np.array(learns)[episode_of_sequence], _shown(groups, [index for index, _ in kept])
-        ),
+        sequences=_laid_end_to_end(trajectories, segments, np.array(learns)[episode_of_sequence], _shown(groups, kept)),
         episode_of_sequence=episode_of_sequence,
         rewards=rewards,
         groups=np.repeat(np.arange(len(groups), dtype=np.int32), counts),
@@ -194,15 +192,22 @@ def teaches(group: RolloutGroup, shaping: Shaping) -> bool:
     return any(_learns(episode, mean_score, shaping) for episode in episodes)
 
 
-def _shown(groups: Sequence[RolloutGroup], group_of_episode: Sequence[int]) -> Pictures | None:
-    """Return the pictures of the episodes, each of a single trajectory; None if no prompt shows any.
+def _shown(groups: Sequence[RolloutGroup], kept: Sequence[tuple[int, Episode]]) -> Pictures | None:
+    """Return the pictures of all trajectories of the episodes; None if nothing shows any.
 
-    The episodes of a group share one copy of the pixels.
+    The responses to a prompt that shows pictures share one copy of the pixels.
+
+    Args:
+        kept: the episodes, each with the index of its group.
     """
-    used = {index: groups[index].prompt.shown for index in group_of_episode}
-    pictures = {index: shown and shown.pixels() for index, shown in used.items()}
-    of_episode = [pictures[index] for index in group_of_episode]
-    return concatenate_pictures(of_episode) if any(one is not None for one in of_episode) else None
+    prompts = {index: groups[index].prompt.shown for index, _ in kept}
+    of_prompt = {index: shown and shown.pixels() for index, shown in prompts.items()}
+    pictures = [
+        path.shown.pixels() if path.shown is not None else of_prompt[index]
+        for index, episode in kept
+        for path in episode.trajectories
+    ]
+    return concatenate_pictures(pictures) if any(one is not None for one in pictures) else None
 
 
 def _laid_end_to_end(
@@ -215,7 +220,7 @@ def _laid_end_to_end(
         learns: for each trajectory, whether its sampled tokens enter the loss.
         shown: the pictures of the trajectories.
     """
-    assert shown is None or len(shown.counts) == len(trajectories), "an episode with pictures has a single trajectory"
+    assert shown is None or len(shown.counts) == len(trajectories), "some trajectories lack their pictures"
     lengths = np.array([len(segment.token_ids) for segment in segments])
     counts = np.array([len(trajectory.segments) for trajectory in trajectories])
     offsets = np.concatenate([[0], np.cumsum(lengths)[np.cumsum(counts) - 1]]).astype(np.int64)

@@ -24,6 +24,7 @@ from roll.types import (
     Ints,
     PartnerTurn,
     Prompt,
+    PromptPictures,
     RewardOutcome,
     RewardResult,
     Routes,
@@ -104,20 +105,21 @@ def token_routes(segments: Sequence[Segment]) -> Routes | None:
     return np.concatenate(parts)
 
 
-def given(token_ids: Ints, text: str) -> Segment:
-    """Return a segment that the policy did not sample."""
-    return Segment(token_ids, False, None, (), text)
+def given(token_ids: Ints, text: str, pictures: Sequence[str] = ()) -> Segment:
+    """Return a segment that the policy did not sample, with the names of its pictures."""
+    return Segment(token_ids, False, None, (), text, pictures=pictures)
 
 
 def observed(prompt: Prompt, episodes: Sequence[Episode]) -> Prompt:
-    """Return the prompt with the tokens and the text of the environment's first observation.
+    """Return the prompt with the tokens and the text of the environment's first observation, which shows the pictures
+    that its trajectories have.
 
     An episode whose environment failed may lack the tokens, so the longest first segment of the episodes is taken.
     """
     first = max(
         (episode.trajectories[0].segments[0] for episode in episodes), key=lambda segment: len(segment.token_ids)
     )
-    return replace(prompt, token_ids=first.token_ids, text=first.text)
+    return replace(prompt, token_ids=first.token_ids, text=first.text, shown=None)
 
 
 def version_runs(versions: Ints) -> tuple[VersionRun, ...]:
@@ -188,15 +190,24 @@ class Transcript:
     again and starts another trajectory.
     """
 
-    def __init__(self, token_ids: Ints, text: str) -> None:
-        """Start with the first observation and the tokens that open the policy's turn."""
-        self._paths: list[list[Segment]] = [[given(token_ids, text)]]
+    def __init__(self) -> None:
+        self._paths: list[list[Segment]] = []
+        self._shown: list[PromptPictures | None] = []
         self._earned: list[float] = []
         self._states: list[str] = []
         self._partner_turns: list[PartnerTurn] = []
-        self.context = token_ids
+        self.context: Ints = np.zeros(0, np.int32)
         """The context [C] that the engine continues."""
         self.counts: defaultdict[str, float] = defaultdict(float)
+
+    @property
+    def shown(self) -> PromptPictures | None:
+        """The pictures of the current trajectory."""
+        return self._shown[-1]
+
+    @shown.setter
+    def shown(self, pictures: PromptPictures | None) -> None:
+        self._shown[-1] = pictures
 
     def act(self, completion: Completion, calls: Sequence[Mapping[str, Any]], state: str) -> None:
         """Append the policy's turn and the environment's state before it. Its reward is 0 until `earn` adds to it."""
@@ -213,14 +224,15 @@ class Transcript:
         """Note a partner's turn. It is no part of the context: the environment's messages may tell it."""
         self._partner_turns.append(PartnerTurn(len(self._earned), partner, text))
 
-    def go_on(self, token_ids: Ints, text: str) -> None:
-        """Append tokens that follow the policy's turn."""
-        self._paths[-1].append(given(token_ids, text))
+    def go_on(self, token_ids: Ints, text: str, pictures: Sequence[str] = ()) -> None:
+        """Append tokens that follow the policy's turn, and show pictures with these names."""
+        self._paths[-1].append(given(token_ids, text, pictures))
         self.context = np.concatenate([self.context, token_ids], dtype=np.int32)
 
-    def fork(self, token_ids: Ints, text: str) -> None:
-        """Start another trajectory with the tokens of the whole conversation."""
-        self._paths.append([given(token_ids, text)])
+    def start(self, token_ids: Ints, text: str, pictures: Sequence[str] = ()) -> None:
+        """Start a trajectory with the tokens of the whole conversation, up to those that open the policy's turn."""
+        self._paths.append([given(token_ids, text, pictures)])
+        self._shown.append(None)
         self.context = token_ids
 
     def episode(self, stop: StopReason) -> Episode:
@@ -230,7 +242,10 @@ class Transcript:
             self.act(NOTHING_SAMPLED, (), "")
         stops = [StopReason.COMPLETED] * (len(self._paths) - 1) + [stop]
         value = sum(self._earned)
-        paths = [Trajectory(segments, why) for segments, why in zip(self._paths, stops, strict=True)]
+        paths = [
+            Trajectory(segments, why, shown)
+            for segments, why, shown in zip(self._paths, stops, self._shown, strict=True)
+        ]
         return Episode(
             paths,
             RewardResult(value),

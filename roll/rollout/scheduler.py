@@ -485,7 +485,8 @@ class RolloutScheduler:
             return None
         if not self._sampler.yields(prompt, stored.episodes, stored.baseline):
             LOG.warning(
-                "prompt %d is sampled again: its group in the checkpoint was sampled with other settings",
+                "prompt %d is sampled again: its group in the checkpoint was sampled with other settings, or shows "
+                "pictures of its environment, which a checkpoint does not keep",
                 prompt.prompt_id,
             )
             return None

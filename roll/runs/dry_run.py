@@ -213,7 +213,7 @@ def _environment_faults(config: RlvrConfig) -> list[Fault]:
         domain: section.model_copy(update={"image": None})
         for domain, section in environments_with_variables(config).items()
     }
-    loaded = asyncio.run(try_environments(sections, {}, seconds, _no_problem))
+    loaded = asyncio.run(try_environments(sections, {}, seconds, _no_problem, may_see(config)))
     return [*loaded, *agent_faults(sections, seconds)]
 
 

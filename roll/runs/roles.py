@@ -300,11 +300,11 @@ class Roles:
             groups[domain] = self._known_group(f"{PREFIX}{domain}", section.system_envs, settings, blocking=False)
         return Rewards(groups, config.rewards, config.deadlines.start, models)
 
-    def environments(self, config: RlvrConfig) -> EnvironmentWorkers:
-        """Request the environment workers of every domain."""
+    def environments(self, config: RlvrConfig, sees: bool = False) -> EnvironmentWorkers:
+        """Request the environment workers of every domain. `sees`: the policy sees pictures."""
         seconds, groups = config.deadlines.start, dict[str, WorkerGroup[EnvironmentWorker]]()
         for domain, section in config.environments.items():
-            settings = EnvironmentSettings(domain, section, seconds)
+            settings = EnvironmentSettings(domain, section, seconds, sees)
             groups[domain] = self._known_group(f"{ENVIRONMENTS}{domain}", section.system_envs, settings, blocking=False)
         return EnvironmentWorkers(groups, config.environments, seconds)
 

@@ -116,19 +116,20 @@ def group_record(step: int, group: RolloutGroup) -> dict[str, Any]:
     """Return a group's record in `samples.jsonl`. Lengths are in tokens.
 
     `ground_truth` is the row's reference answer; None if it is missing or is neither a text nor a number. `pictures`,
-    if the prompt shows any, are their paths, or the hashes of those that were given as bytes. `text` and `length`
-    describe the sampled tokens. The record of an episode of several turns also has `trajectories`. Each of their
-    segments has a role, a text and a length. A segment of the policy also has its reward, its tool calls, and the
+    if the prompt or a segment shows any, are their paths, or the hashes of those that were given as bytes. `text` and
+    `length` describe the sampled tokens. The record of an episode of several turns also has `trajectories`. Each of
+    their segments has a role, a text and a length. A segment of the policy also has its reward, its tool calls, and the
     environment's state before it, if there are any.
     """
     shown = group.prompt.shown
+    pictures = shown.names if shown else group.episodes[0].trajectories[0].segments[0].pictures
     return {
         "step": step,
         "prompt_id": group.prompt.prompt_id,
         "domain": group.prompt.domain,
         "prompt": group.prompt.text,
         "prompt_length": len(group.prompt.token_ids),
-        **({"pictures": list(shown.names)} if shown else {}),
+        **({"pictures": list(pictures)} if pictures else {}),
         "ground_truth": _ground_truth(group.prompt.row),
         "responses": [_response_record(episode) for episode in group.episodes],
     }
@@ -195,6 +196,7 @@ def _trajectory_records(episode: Episode) -> list[dict[str, Any]]:
             "sampled": segment.sampled,
             "text": segment.text,
             "length": len(segment.token_ids),
+            **({"pictures": list(segment.pictures)} if segment.pictures else {}),
         }
         if segment.sampled:
             record |= {"reward": next(earned)} if episode.turn_rewards else {}

@@ -16,6 +16,7 @@ from roll.data.pictures import load_sight
 from roll.errors import ConfigError, DataError
 from roll.models.load import load_tokenizer
 from roll.runs.offline.wiring import prepare_dpo, prepare_sft
+from roll.runs.rlvr.wiring import prepare_rlvr
 from tests.faults import assert_fault
 
 
@@ -98,12 +99,19 @@ def test_key_that_is_not_supported_with_pictures(key: str, refused: Callable[...
 
 
 TEACHER = "{model_args: {dtype: fp32}, strategy_args: {strategy_name: hf_infer}}"
-ENVIRONMENT = "{environment: frozen_lake, tasks: 8}"
+AGENT = "{environment: frozen_lake, rows: 8, agent: {command: [python, agent.py]}}"
+JUDGED = "{environment: frozen_lake, rows: 8}"
 SCORER = "{reward: reward_model, model_args: {model_name_or_path: blind}, strategy_args: {strategy_name: hf_infer}}"
 API = "reward: llm_judge, judge_model_type: api, judge_api_url: 'http://127.0.0.1:9/v1', judge_model_name: j"
 SERVED = "reward: llm_judge, judge_model_type: inference, strategy_args: {strategy_name: hf_infer}"
+SEEING_SCORER = SCORER.replace("blind", "output/tiny/seeing")
 NOT_IN_RLVR = {
-    "environments.lake": (f"+environments.lake={ENVIRONMENT}",),
+    "environments.lake.agent": (f"+environments.lake={AGENT}",),
+    "rewards.shapes.judge_sees_pictures": (
+        f"+environments.shapes={JUDGED}",
+        f"rewards.shapes={{{API}, judge_sees_pictures: true}}",
+    ),
+    "rewards.seen": (f"+environments.seen={JUDGED}", f"+rewards.seen={SEEING_SCORER}"),
     "rewards.scored": (f"+rewards.scored={SCORER}",),
     "teacher": (f"+teacher={TEACHER}",),
     "critic": ("adv_estimator=gae", "+critic={strategy_args: ${actor_train.strategy_args}}"),
@@ -292,3 +300,15 @@ def test_plan_counts_tower_and_pixels(folder: Path, monkeypatch: pytest.MonkeyPa
     assert whole["weights"] == part["weights"] == 4 * trained.shapes["sft_train"].parameters
     # 2,048 placeholders of 4 patches, each of 3 x 2 x 8 x 8 values in fp32, and the activations of the tower.
     assert whole["pictures"] > part["pictures"] > 2048 * 4 * 384 * 4
+
+
+def test_pictures_of_environments_rows_must_be_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    words = ("pretrain=output/tiny/seeing", "~validation", "eval_steps=0", "++environments.shapes.environment=tool_use")
+    assert prepare_rlvr(load_config("tiny_rlvr_pictures", words))  # type: ignore[arg-type]
+    row = {"prompt": "<image> What?", "seen": "output/tiny/shapes/pictures/0.png", "ground_truth": "A."}
+    Path("labelled.jsonl").write_text(json.dumps(row) + "\n")
+    columns = "{file_name: labelled.jsonl, messages: null, prompt: prompt, images: seen}"
+    with pytest.raises(DataError) as caught:
+        prepare_rlvr(load_config("tiny_rlvr_pictures", [*words, f"actor_train.data_args={columns}"]))  # type: ignore[arg-type]
+    assert_fault(caught.value.faults, "labelled.jsonl:1", "not_supported", "1 picture(s)", "part of a message")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 from roll.agents.containers.container import ContainerSettings
-from roll.agents.environments.base import Ask, MalformedCalls, Observation, Step
+from roll.agents.environments.base import Ask, MalformedCalls, Message, Observation, Step
+from roll.agents.environments.picture_contents import BLIND, file_in, file_of, file_part, is_shown
 from roll.data.messages import ROLE_OF, MessageFault, text_of
+from roll.data.picture_parts import PictureFault
 from roll.errors import EnvironmentFailed
 from roll.hosted.protocol import Assignment, Garbled, Reply, framed, text_in
 from roll.hosted.raised import NOTE_CHARACTERS
@@ -31,7 +33,9 @@ MOST_NAME = 100
 MOST_STATE = 1 << 16
 """Largest number of characters of a state."""
 MOST_REPLY = 4 << 20
-"""Largest size of a returned value as JSON, in bytes."""
+"""Largest size of a returned value as JSON, in bytes, without its pictures."""
+MOST_SHOWN = 32 << 20
+"""Largest size of the files of all pictures in a returned value, in bytes."""
 
 
 class McpServer(NamedTuple):
@@ -58,6 +62,8 @@ class EnvironmentAssignment(Assignment):
     containers: ContainerSettings = field(default_factory=ContainerSettings)
     partners: tuple[str, ...] = ()
     """Names of the partners that the environment may ask."""
+    sees: bool = False
+    """Whether the policy sees pictures."""
 
 
 class Call(NamedTuple):
@@ -74,16 +80,30 @@ class BadReturn(ValueError):
     """An environment returned an invalid value. `str()` gives the reason."""
 
 
-def observation_of(returned: Any) -> Observation:
+ReadPicture = Callable[[Any], bytes]
+"""Returns the bytes of the file of a picture in a content. Raises PictureFault."""
+
+
+def no_picture(_: Any) -> bytes:
+    """Refuse any picture. Implements `ReadPicture` for policies that see none."""
+    raise PictureFault(BLIND, code="not_supported")
+
+
+def reader(sees: bool) -> ReadPicture:
+    """Return what reads the pictures that an environment shows to a policy that `sees` them, or does not."""
+    return file_of if sees else no_picture
+
+
+def observation_of(returned: Any, read: ReadPicture) -> Observation:
     """Convert the value that `reset` returned to plain values. Raise BadReturn if it is invalid."""
     if not isinstance(returned, Observation):
         raise BadReturn(f"reset returned a {type(returned).__name__}, not an Observation")
     if not returned.messages:
         raise BadReturn("the Observation has no messages")
-    return Observation(_messages(returned.messages), _tools(returned.tools), _state(returned.state))
+    return Observation(_messages(returned.messages, read), _tools(returned.tools), _state(returned.state))
 
 
-def step_of(returned: Any) -> Step:
+def step_of(returned: Any, read: ReadPicture) -> Step:
     """Convert the value that `step` returned to plain values. Raise BadReturn if it is invalid."""
     if not isinstance(returned, Step):
         raise BadReturn(f"step returned a {type(returned).__name__}, not a Step")
@@ -99,26 +119,34 @@ def step_of(returned: Any) -> Step:
     asks = _ask(returned.asks)
     if asks is not None and returned.done:
         raise BadReturn(f"the Step asks the partner '{asks.partner}', and is done: nobody would hear the answer")
-    return Step(_messages(returned.messages), reward, returned.done, counted, _state(returned.state), asks)
+    return Step(_messages(returned.messages, read), reward, returned.done, counted, _state(returned.state), asks)
 
 
 def json_of(checked: Observation | Step) -> str:
     """Encode a checked value as JSON. Raise BadReturn if it is too large."""
-    text = json.dumps(asdict(checked))
-    if len(text) > MOST_REPLY:
-        raise BadReturn(f"the {type(checked).__name__} has {len(text)} bytes as JSON; at most {MOST_REPLY} are allowed")
+    text, kind = json.dumps(asdict(checked)), type(checked).__name__
+    shown = sum(len(part.get("base64", "")) for message in checked.messages for part in _parts(message))
+    if shown * 3 // 4 > MOST_SHOWN:
+        raise BadReturn(f"the pictures of the {kind} have {shown * 3 // 4} bytes; at most {MOST_SHOWN} are allowed")
+    if len(text) - shown > MOST_REPLY:
+        raise BadReturn(f"the {kind} has {len(text) - shown} bytes as JSON; at most {MOST_REPLY} are allowed")
     return text
+
+
+def _parts(message: Message) -> Sequence[Mapping[str, Any]]:
+    """Return the parts of a checked message with pictures; none of others."""
+    return content if isinstance(content := message.get("content"), list) else ()
 
 
 def observation_from(said: Any) -> Observation:
     """Rebuild an observation from the decoded JSON of `json_of`. Raise BadReturn or TypeError if it is invalid."""
-    return observation_of(Observation(**said))
+    return observation_of(Observation(**said), file_in)
 
 
 def step_from(said: Any) -> Step:
     """Rebuild a step from the decoded JSON of `json_of`. Raise BadReturn or TypeError if it is invalid."""
     asks = said["asks"]
-    return step_of(Step(**said | {"asks": None if asks is None else Ask(**asks)}))
+    return step_of(Step(**said | {"asks": None if asks is None else Ask(**asks)}), file_in)
 
 
 def _ask(asks: Any) -> Ask | None:
@@ -126,28 +154,49 @@ def _ask(asks: Any) -> Ask | None:
         return None
     if not isinstance(asks, Ask) or not _is_name(asks.partner):
         raise BadReturn(f"the Step's asks is {asks!r:.80}, not an Ask with the name of a partner")
-    messages = _messages(asks.messages)
+    messages = _messages(asks.messages, _unseen)
     if not messages or any(not isinstance(message.get("content"), str) for message in messages):
         raise BadReturn(f"the partner '{asks.partner}' needs at least one message, and each must have a text")
     return Ask(asks.partner, messages)
 
 
-def _messages(messages: Any) -> list[dict[str, Any]]:
-    return [_message(one) for one in _listed("messages", messages, MOST_MESSAGES)]
+def _unseen(_: Any) -> bytes:
+    raise PictureFault("is shown to a partner, and partners see none", code="not_supported")
 
 
-def _message(message: Any) -> dict[str, Any]:
+def _messages(messages: Any, read: ReadPicture) -> list[dict[str, Any]]:
+    return [_message(one, read) for one in _listed("messages", messages, MOST_MESSAGES)]
+
+
+def _message(message: Any, read: ReadPicture) -> dict[str, Any]:
     if not isinstance(message, Mapping) or message.get("role") not in ROLE_OF:
         raise BadReturn(f"a message must be a mapping with a role of {', '.join(ROLE_OF)}, but is {message!r:.80}")
-    content = message.get("content")
+    role, content = ROLE_OF[message["role"]], message.get("content")
     try:
-        text = content if isinstance(content, str | None) else text_of(content)
+        if isinstance(content, list | tuple) and any(map(is_shown, content)):
+            said: Any = _shown_content(content, role, read)
+        else:
+            said = content if isinstance(content, str | None) else text_of(content)
     except MessageFault as fault:
         raise BadReturn(f"the content of a message must be text, or a list of texts: it {fault}") from fault
-    return _plain(
-        "a message",
-        {**message, "role": ROLE_OF[message["role"]], **({} if "content" not in message else {"content": text})},
-    )
+    return _plain("a message", {**message, "role": role, **({} if "content" not in message else {"content": said})})
+
+
+def _shown_content(content: Sequence[Any], role: str, read: ReadPicture) -> list[Mapping[str, Any]]:
+    """Return the parts of a content with pictures, whose files they have. Raises BadReturn or MessageFault."""
+    if role == "assistant":
+        raise BadReturn("a message of the assistant shows a picture, and models write only text")
+    parts = []
+    for number, part in enumerate(content):
+        try:
+            parts.append(file_part(read(part)) if is_shown(part) else {"type": "text", "text": text_of([part])})
+        except PictureFault as fault:
+            raise BadReturn(f"part {number} of a message {_told(fault)}") from fault
+    return parts
+
+
+def _told(fault: PictureFault) -> str:
+    return str(fault) if str(fault) == BLIND else f"is a picture that {fault}; {fault.remedy}"
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:

@@ -29,9 +29,11 @@ from roll.agents.environments.checked import (
     failed_message,
     late,
     observation_of,
+    reader,
     returned_message,
     step_of,
 )
+from roll.agents.environments.picture_contents import BLIND
 from roll.agents.tools import Answered, Tools, calls_for
 from roll.config.shipped import known_environments
 from roll.errors import ConfigError, EnvironmentFailed, Fault
@@ -72,6 +74,10 @@ class LoadedEnvironment(NamedTuple):
     """Whether the class has a parameter `containers`."""
 
 
+SHOWS = "shows_pictures"
+"""Attribute of a class of environments; true if they show pictures."""
+
+
 def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
     """Import the class and the tools of a domain.
 
@@ -103,6 +109,9 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
     if assignment.containers.image is not None and not takes_containers:
         problem = f"set, but '{environment}' has no parameter '{CONTAINERS}', so it starts no container"
         raise ConfigError(Fault(f"{place}.image", problem, "remove it, or set environment: shell", "unread"))
+    if getattr(make, SHOWS, False) and not assignment.sees:
+        problem, remedy = f"'{environment}' {BLIND.partition(':')[0]}", BLIND.partition(": ")[2]
+        raise ConfigError(Fault(f"{place}.environment", problem, remedy, "unfit"))
     known = _tools(assignment.tools, f"{place}.tools")
     called = [name for name in methods if name != "close"]
     side_by_side = all(inspect.iscoroutinefunction(getattr(make, name)) for name in called) and known.all_async
@@ -189,14 +198,16 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
 class Hosted:
     """Answers calls of the domain's tools, and passes all other messages and calls to the environment."""
 
-    def __init__(self, environment: Any, tools: Tools, servers: McpTools | None = None) -> None:
+    def __init__(self, environment: Any, tools: Tools, servers: McpTools | None = None, sees: bool = False) -> None:
+        """`sees`: the policy sees pictures."""
         self._environment, self._tools, self._servers = environment, tools, servers
+        self._sees, self._read = sees, reader(sees)
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Reset the environment. Return its observation with the domain's tools. Raises BadReturn if it is invalid."""
         if self._servers is not None:
             await self._servers.open()
-        observation = observation_of(await _finished(self._environment.reset(row, seed)))
+        observation = observation_of(await _finished(self._environment.reset(row, seed)), self._read)
         schemas = [*observation.tools, *self._tools.schemas, *(self._servers.schemas if self._servers else ())]
         named = Counter(tool["function"]["name"] for tool in schemas)
         if taken := [name for name, count in named.items() if count > 1]:
@@ -214,18 +225,18 @@ class Hosted:
         """
         ours, others = calls_for(self._tools.names | (self._servers.names if self._servers else frozenset()), message)
         if not ours:
-            return step_of(await _finished(self._environment.step(message)))
+            return step_of(await _finished(self._environment.step(message)), self._read)
         answers = await self._answers(ours)
         messages, failed = [answer.message for answer in answers], float(sum(answer.failed for answer in answers))
         if not others:
             return Step(messages, metrics={TOOL_ERRORS: failed})
-        step = step_of(await _finished(self._environment.step({**message, "tool_calls": others})))
+        step = step_of(await _finished(self._environment.step({**message, "tool_calls": others})), self._read)
         metrics = {**step.metrics, TOOL_ERRORS: step.metrics.get(TOOL_ERRORS, 0.0) + failed}
         return replace(step, messages=[*messages, *step.messages], metrics=metrics)
 
     async def hear(self, partner: str, text: str) -> Step:
         """Pass a partner's turn to the environment. Raises BadReturn if the step that it returns is invalid."""
-        return step_of(await _finished(self._environment.hear(partner, text)))
+        return step_of(await _finished(self._environment.hear(partner, text)), self._read)
 
     async def close(self) -> None:
         """Close the environment and the servers."""
@@ -236,7 +247,17 @@ class Hosted:
                 await self._servers.close()
 
     async def _answers(self, calls: Sequence[Mapping[str, Any]]) -> list[Answered]:
-        """Make the calls: those of servers concurrently, those of functions in turn. Return the answers in order."""
+        """Make the calls: those of servers concurrently, those of functions in turn. Return the answers in order.
+
+        Raises EnvironmentFailed if a tool shows a picture, and the policy sees none.
+        """
+        answers = await self._made(calls)
+        for answer in answers if not self._sees else ():
+            if not isinstance(answer.message["content"], str):
+                raise EnvironmentFailed(f"the tool '{answer.message['name']}' {BLIND}")
+        return answers
+
+    async def _made(self, calls: Sequence[Mapping[str, Any]]) -> list[Answered]:
         servers = self._servers
         if servers is None:
             return [await self._tools.answer_awaited(call) for call in calls]
@@ -309,7 +330,7 @@ class Sessions(Served[Call]):
             if self._containers is not None:
                 environment_args = {**environment_args, CONTAINERS: self._containers}
             hosted = self._hosted[call.session] = Hosted(
-                self._loaded.make(**environment_args), self._loaded.tools, self._servers()
+                self._loaded.make(**environment_args), self._loaded.tools, self._servers(), self._assignment.sees
             )
             return await hosted.reset(*call.given)
         if call.method == "step":
@@ -338,7 +359,7 @@ class Sessions(Served[Call]):
             return None
         from roll.agents.mcp_tools import McpTools
 
-        return McpTools(self._assignment.mcp)
+        return McpTools(self._assignment.mcp, self._assignment.sees)
 
 
 def _finished_at_once(coroutine: Coroutine[Any, Any, Returned]) -> Returned:

@@ -50,8 +50,13 @@ class _SessionCall:
 class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
     """Holds the environments of one domain. Must be used from a single asyncio event loop."""
 
-    def __init__(self, domain: str, section: EnvironmentConfig, start_seconds: float) -> None:
-        """`section` is the domain's block; `start_seconds` the deadline for the child to start and to import."""
+    def __init__(self, domain: str, section: EnvironmentConfig, start_seconds: float, sees: bool = False) -> None:
+        """
+        Args:
+            section: the domain's block.
+            start_seconds: deadline for the child to start and to import.
+            sees: whether the policy sees pictures.
+        """
         bounds = tree_bounds(domain, section)
         servers = tuple(McpServer(one.command or (), one.url, one.call_timeout) for one in section.mcp)
         name, given = environment_of(domain, section), section.environment_args
@@ -59,6 +64,7 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
             *(domain, section.step_timeout, int(section.memory_gib * GIB), name, given, section.tools, servers),
             containers=container_settings(section),
             partners=tuple(section.partners),
+            sees=sees,
         )
         place, envs = f"environments.{domain}", section.system_envs
         hosting = Hosting(CHILD, "environment", place, "reply", assignment, envs, bounds, start_seconds)

@@ -9,13 +9,14 @@ from typing import Any
 
 from roll.agents.environments.base import Message
 from roll.data.messages import MessageFault, read_message
+from roll.data.picture_parts import PICTURES
 
 
 def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
     """Return the messages that state the task. The column holds a list of messages, its JSON text, or the text of a
     user message.
 
-    Messages are returned in the form of `read_message`.
+    Messages are returned in the form of `read_message`, but with the parts of a content that shows pictures.
 
     Args:
         column: column that holds the task. The default is `messages`, or `prompt` if the row has no `messages`.
@@ -37,7 +38,8 @@ def task_of(row: Mapping[str, Any], column: str | None = None) -> list[Message]:
 
 def _read(message: Mapping[str, Any], number: int) -> Message:
     try:
-        return read_message(message)
+        read = read_message(message, sees=True)
+        return {**read, "content": message.get("content", message.get("value"))} if read.pop(PICTURES, ()) else read
     except MessageFault as fault:
         raise ValueError(f"message {number} {fault}{f'; {fault.remedy}' if fault.remedy else ''}") from fault
 
@@ -48,7 +50,9 @@ def with_more(messages: list[Message], text: str) -> list[Message]:
     If the last message is a user message, the text becomes part of it, because some chat templates reject two user
     messages in a row.
     """
-    last = messages[-1]
-    if last.get("role") != "user" or not isinstance(last.get("content"), str):
+    last, content = messages[-1], messages[-1].get("content")
+    if last.get("role") != "user" or not isinstance(content, str | list):
         return [*messages, {"role": "user", "content": text}]
-    return [*messages[:-1], {**last, "content": f"{last['content']}\n\n{text}"}]
+    added = f"\n\n{text}"
+    more = content + added if isinstance(content, str) else [*content, {"type": "text", "text": added}]
+    return [*messages[:-1], {**last, "content": more}]

@@ -23,7 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from roll.agents.environments.base import Step
-from roll.agents.environments.checked import BadReturn, step_of
+from roll.agents.environments.checked import BadReturn, no_picture, step_of
 from roll.agents.gateway.asked import AgentRequest, Message, PolicyAnswer, RequestRefused, refusal
 from roll.agents.gateway.checked import (
     NEUTRAL,
@@ -67,7 +67,7 @@ def read_report(body: Mapping[str, Any]) -> Step:
     if "reward" not in body or isinstance(body["reward"], bool):
         raise refusal("reward", f"{body.get('reward')!r} is no number", "send the reward of the episode", "wrong_type")
     try:
-        return step_of(Step(reward=body["reward"], metrics=body.get("metrics") or {}))
+        return step_of(Step(reward=body["reward"], metrics=body.get("metrics") or {}), no_picture)
     except BadReturn as error:
         raise refusal("reward", str(error), "send finite numbers", "not_allowed") from error
 

@@ -105,11 +105,10 @@ SEEING = ("actor_train", "actor_infer", "reference")
 def _not_in_rlvr(config: RlvrConfig, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:
     """Yield faults of the parts of RLVR that do not work with a policy that sees pictures."""
     text = "use a model of text alone"
-    environments = [f"environments.{domain}" for domain in config.environments]
+    agents = [f"environments.{domain}.agent" for domain, one in config.environments.items() if one.agent is not None]
     scorers = [name for name, role in reward_roles(config).items() if isinstance(role, ScorerConfig)]
     blind = [name for name in scorers if name in shapes and shapes[name].vision is None]
     found = {
-        **dict.fromkeys(environments, "it is an environment, whose conversations have no pictures"),
         **dict.fromkeys(blind, "it is scored by a reward model that would not see the pictures"),
         **dict.fromkeys(teacher_roles(config), "it is a teacher, which would not see the pictures"),
         **({"critic": "it is a critic, which would not see the pictures"} if config.critic else {}),
@@ -117,6 +116,10 @@ def _not_in_rlvr(config: RlvrConfig, shapes: Mapping[str, ModelShape]) -> Iterat
     }
     for where, why in found.items():
         yield Fault(where, f"{why} of the policy's prompts", f"remove it, or {text}", "not_supported")
+    for where in agents:
+        problem = "given, but requests of agents have no pictures yet, and the policy sees them"
+        yield Fault(where, problem, f"remove it, so that roll itself plays the episodes, or {text}", "not_supported")
+    yield from _after_episodes(config)
     if config.replay_from is not None:
         problem = f"'{config.replay_from}', but kept rollouts have no pictures, and the policy sees them"
         yield Fault("replay_from", problem, f"remove it, or {text}", "not_supported")
@@ -129,6 +132,21 @@ def _not_in_rlvr(config: RlvrConfig, shapes: Mapping[str, ModelShape]) -> Iterat
     if config.actor_infer.strategy_args.traits.servers is not None:
         problem = f"{config.actor_infer.strategy_args.strategy_name}, but pictures are not sent to other servers yet"
         yield Fault("actor_infer.strategy_args.strategy_name", problem, "use vllm or hf_infer", "not_supported")
+
+
+def _after_episodes(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield faults of rewards that would see only the pictures of the row of an episode, not those of its turns."""
+    for name, role in reward_roles(config).items():
+        domain = name.removeprefix(PREFIX)
+        if domain not in config.environments:
+            continue
+        if isinstance(role, ScorerConfig):
+            problem = "it is scored by a reward model, which would not see the pictures that the environment shows"
+            yield Fault(name, problem, "remove it, or use another reward", "not_supported")
+    for where in seeing_judges(config):
+        if where.removeprefix(PREFIX) in config.environments:
+            problem = "true, but the judge would not see the pictures that the environment shows"
+            yield Fault(f"{where}.judge_sees_pictures", problem, "remove it", "not_supported")
 
 
 def _seeing_scorer(name: str, role: ScorerConfig, policy_is_blind: bool) -> Iterator[Fault]:
@@ -171,7 +189,10 @@ def picture_warnings(config: Config, shapes: Mapping[str, ModelShape]) -> Iterat
     for domain, reward in config.rewards.items():
         if model_reward(domain, reward) == JUDGE and not reward.judge_sees_pictures:
             said = "the judge does not see the pictures of prompts, but only their names, such as [picture 1]"
-            yield f"{PREFIX}{domain}: {said}; set judge_sees_pictures=true if its model sees pictures"
+            advice = (
+                "" if domain in config.environments else "; set judge_sees_pictures=true if its model sees pictures"
+            )
+            yield f"{PREFIX}{domain}: {said}{advice}"
 
 
 def _model_key(name: str, role: RoleConfig) -> str:

@@ -99,9 +99,14 @@ def _managed(values: Mapping[str, Any]) -> Iterator[Fault]:
     found = [place for place, block in matches(values, ("custom_envs", "*", MANAGER)) if VL.search(str(block[MANAGER]))]
     if found:
         problem = (
-            f"the environments {', '.join(tag for _, tag, _ in found)} show pictures, and roll's environments do not"
+            f"the environments {', '.join(tag for _, tag, _ in found)} show pictures, and those of roll's own do not"
         )
-        yield Fault("custom_envs", problem, "use TrajEnvManager, and environments of text", "not_supported")
+        yield Fault(
+            "custom_envs",
+            problem,
+            "use TrajEnvManager and environments of text, or write an environment that shows pictures",
+            "not_supported",
+        )
 
 
 def _unseen(name: str) -> list[Fault]:

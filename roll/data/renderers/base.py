@@ -60,6 +60,27 @@ class ChatRenderer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Expansions:
+    """What takes the place of the pictures of some messages."""
+
+    token: str
+    """The text that the template writes once for each picture."""
+    texts: tuple[str, ...]
+    """The text with the placeholders of each picture, in order."""
+
+
+class SeeingRenderer(ChatRenderer, Protocol):
+    """A `ChatRenderer` that may have been made for a model that sees pictures. Its tokens have one token for each."""
+
+    def showing(self, expansions: Expansions) -> ChatRenderer:
+        """Return a renderer that writes as many placeholders as the model needs, for messages with these pictures.
+
+        It raises TemplateFault if the template does not write each picture once.
+        """
+        ...
+
+
 @contextmanager
 def one_conversation() -> Iterator[None]:
     """A context in which a renderer works on one conversation. Whatever it raises is the fault of that conversation

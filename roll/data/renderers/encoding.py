@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from roll.data.native import TemplateFault, special_marks
+from roll.data.pictures import expanded
+from roll.data.renderers.base import Expansions
 from roll.data.renderers.templates import Messages, RenderTurns, Tools
 from roll.types import Ints
 
@@ -33,8 +35,13 @@ class Encoder:
             for each of its bytes or characters.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        """`template` is the chat template's text. Raises ValueError if the tokenizer is not one of `tokenizers`."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, pictures: tuple[str, ...] = ()) -> None:
+        """Raise ValueError if the tokenizer is not one of `tokenizers`.
+
+        Args:
+            template: the chat template's text.
+            pictures: special tokens that stand for pictures, which no text of the assistant may become either.
+        """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise ValueError("its tokenizer is not one of the library 'tokenizers' (it has no tokenizer.json)")
@@ -48,6 +55,7 @@ class Encoder:
         self._added = {token.content: number for number, token in added.items()}
         self._any, self._mark = _pattern(self._added), _pattern(self.marks)
         self._first, self._later = (_plain(backend, self._added, first) for first in (True, False))
+        self._picture = _pattern(pictures)
         self._forbidden = frozenset(self.marks.values())
 
     def encode(self, text: str, guard: str = "", first: bool = True) -> list[int]:
@@ -114,9 +122,7 @@ class Encoder:
 
     def guarded(self, text: str, guard: str) -> str:
         """Insert `guard` after the first character of everything that looks like a special token."""
-        while (found := self._mark.search(text)) and found.end() - found.start() > 1:
-            text = self._mark.sub(lambda mark: mark[0][0] + guard + mark[0][1:], text)
-        return text
+        return _broken(text, guard, self._mark)
 
     def guarded_messages(self, messages: Messages) -> tuple[str, list[dict[str, Any]]]:
         """Return a guard for the messages, and the messages guarded with it."""
@@ -124,23 +130,46 @@ class Encoder:
         return guard, [self.guarded_message(message, guard) for message in messages]
 
     def guarded_message(self, message: Mapping[str, Any], guard: str) -> dict[str, Any]:
-        """Return the message with its texts guarded, unless it is the assistant's: that text is the policy's own."""
-        if message["role"] == "assistant":
-            return dict(message)
-        return {key: value if key == "role" else self._guarded_value(value, guard) for key, value in message.items()}
-
-    def _guarded_value(self, value: Any, guard: str) -> Any:
-        if isinstance(value, str):
-            return self.guarded(value, guard)
-        if isinstance(value, Mapping):
-            return {key: self._guarded_value(one, guard) for key, one in value.items()}
-        return [self._guarded_value(one, guard) for one in value] if isinstance(value, list | tuple) else value
+        """Return the message with its texts guarded. In those of the assistant, which are the policy's own, only what
+        looks like a picture is.
+        """
+        marks = self._picture if message["role"] == "assistant" else self._mark
+        return {key: value if key == "role" else _guarded_value(value, guard, marks) for key, value in message.items()}
 
 
-def render_tokens(encoder: Encoder, render: RenderTurns, messages: Messages, tools: Tools) -> Ints:
-    """Return the tokens of a whole conversation, with an assistant turn opened at the end."""
+def _guarded_value(value: Any, guard: str, marks: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        return _broken(value, guard, marks)
+    if isinstance(value, Mapping):
+        return {key: _guarded_value(one, guard, marks) for key, one in value.items()}
+    return [_guarded_value(one, guard, marks) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _broken(text: str, guard: str, marks: re.Pattern[str]) -> str:
+    while (found := marks.search(text)) and found.end() - found.start() > 1:
+        text = marks.sub(lambda mark: mark[0][0] + guard + mark[0][1:], text)
+    return text
+
+
+def render_tokens(
+    encoder: Encoder, render: RenderTurns, messages: Messages, tools: Tools, shown: Expansions | None = None
+) -> Ints:
+    """Return the tokens of a whole conversation, with an assistant turn opened at the end.
+
+    Args:
+        shown: the pictures of the conversation. None: a picture has a single token.
+    """
     guard, guarded = encoder.guarded_messages(messages)
-    return ints(encoder.encode(render(guarded, tools, True), guard))
+    return ints(encoder.encode(with_pictures(render(guarded, tools, True), shown), guard))
+
+
+def with_pictures(text: str, shown: Expansions | None) -> str:
+    """Return a rendered text with the placeholders of its pictures. Raises TemplateFault if it has others."""
+    if shown is None:
+        return text
+    if (written := text.count(shown.token)) != len(shown.texts):
+        raise TemplateFault(f"it writes {written} times {shown.token} for {len(shown.texts)} picture(s)")
+    return expanded([text], shown.token, shown.texts)[0]
 
 
 def guard_for(texts: Iterable[str]) -> str:

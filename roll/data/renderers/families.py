@@ -27,6 +27,7 @@ conversations and parses turns.
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,9 +41,9 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.data.chat import NOTHING
 from roll.data.native import ASKED, PROBE, THINK, THOUGHT, TemplateFault
-from roll.data.renderers.base import ChatRenderer, Parsed
+from roll.data.renderers.base import Expansions, Parsed, SeeingRenderer
 from roll.data.renderers.calls import is_call, read_turn
-from roll.data.renderers.encoding import Encoder, guard_for, ints, render_tokens
+from roll.data.renderers.encoding import Encoder, guard_for, ints, render_tokens, with_pictures
 from roll.data.renderers.templates import (
     CALL,
     SYSTEM,
@@ -108,19 +109,29 @@ TRIALS: Sequence[tuple[Messages, Tools]] = (
 
 
 class FamilyRenderer:
-    """A `ChatRenderer` that uses the library. The policy's thinking in earlier turns is kept."""
+    """A `SeeingRenderer` that uses the library. The policy's thinking in earlier turns is kept."""
 
     def __init__(self, encoder: Encoder, render: RenderTurns, library: Renderer) -> None:
         self._encoder, self._render_text, self._library = encoder, render, library
+        self._shown: Expansions | None = None
         self._opened = self.render([ASKED], ()).tolist()
         self.stop_token_ids = frozenset(library.get_stop_token_ids())
         self.longest_token = encoder.longest_token
 
+    def showing(self, expansions: Expansions) -> FamilyRenderer:
+        found = copy.copy(self)
+        found._shown = expansions
+        return found
+
     def render(self, messages: Messages, tools: Tools) -> Ints:
-        return render_tokens(self._encoder, self._render_text, messages, tools)
+        return render_tokens(self._encoder, self._render_text, messages, tools, self._shown)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
-        """See `ChatRenderer`. Return None also if the library would change sampled tokens."""
+        """See `ChatRenderer`. Return None also if the library would change sampled tokens, and for messages with
+        pictures, whose text only the template writes.
+        """
+        if any(not isinstance(message.get("content"), str | None) for message in messages):
+            return None
         new: list[Any] = [template_message(self._encoder.guarded_message(message, GUARD)) for message in messages]
         known = [*before.tolist(), *sampled.tolist()]
         try:
@@ -273,7 +284,7 @@ class TurnEnd:
 
 
 class TemplateRenderer:
-    """A `ChatRenderer` for a chat template. `check` raises if conversations in its format cannot be continued."""
+    """A `SeeingRenderer` for a chat template. `check` raises if conversations in its format cannot be continued."""
 
     def __init__(self, encoder: Encoder, render: RenderTurns, eos_token_id: int | None) -> None:
         """
@@ -281,6 +292,7 @@ class TemplateRenderer:
             TemplateFault: the template cannot render a conversation, or ends a turn without a special token.
         """
         self._encoder, self._render_text = encoder, render
+        self._shown: Expansions | None = None
         opened = render([ASKED], (), True)
         self._thinks = THINK in opened and THOUGHT not in opened[opened.rfind(THINK) :]
         ending = self._ending([ASKED, {"role": "assistant", "content": PROBE}], ())
@@ -299,6 +311,11 @@ class TemplateRenderer:
         self.longest_token = encoder.longest_token
         self.stop_token_ids = frozenset(marks if eos_token_id is None else {*marks, eos_token_id})
 
+    def showing(self, expansions: Expansions) -> TemplateRenderer:
+        found = copy.copy(self)
+        found._shown = expansions
+        return found
+
     def render(self, messages: Messages, tools: Tools) -> Ints:
         """See `ChatRenderer`.
 
@@ -310,7 +327,7 @@ class TemplateRenderer:
             raise TemplateFault(self.no_calls)
         if self._no_system and any(message["role"] == "system" for message in messages):
             raise TemplateFault(self._no_system)
-        return render_tokens(self._encoder, self._render_text, messages, tools)
+        return render_tokens(self._encoder, self._render_text, messages, tools, self._shown)
 
     def bridge(self, before: Ints, sampled: Ints, messages: Messages, tools: Tools) -> Ints | None:
         """See `ChatRenderer`. Return None also if the template rejects the messages."""
@@ -318,7 +335,7 @@ class TemplateRenderer:
             return None
         try:
             ending, text, guard = self._following(messages, tools)
-            ids = self._encoder.encode(text, guard, first=False)
+            ids = self._encoder.encode(with_pictures(text, self._shown), guard, first=False)
         except TemplateFault:
             return None
         assert ids[0] == self._encoder.marks[ending.mark]
@@ -434,14 +451,19 @@ REMEDY = (
 
 
 def chat_renderer(
-    tokenizer: PreTrainedTokenizerBase, model_path: str | Path, template: str, further: Mapping[str, Any] = NOTHING
-) -> ChatRenderer:
+    tokenizer: PreTrainedTokenizerBase,
+    model_path: str | Path,
+    template: str,
+    further: Mapping[str, Any] = NOTHING,
+    pictures: tuple[str, ...] = (),
+) -> SeeingRenderer:
     """Return the renderer for a model's conversations over several turns.
 
     Args:
         model_path: folder of the model.
         template: value of `data_args.template`.
         further: value of `data_args.chat_template_kwargs`.
+        pictures: the special tokens that stand for pictures. Empty: the model sees none.
 
     Raises:
         BadInput: a conversation in this format cannot be continued from its tokens.
@@ -449,8 +471,8 @@ def chat_renderer(
 
     try:
         eos = tokenizer.eos_token_id
-        encoder = Encoder(tokenizer, template_text(tokenizer, template))
-        render = turns_renderer(tokenizer, template, further)
+        encoder = Encoder(tokenizer, template_text(tokenizer, template), pictures)
+        render = turns_renderer(tokenizer, template, further, bool(pictures))
         known = family_renderer(tokenizer, encoder, render, model_path) if template == "native" else None
         if known is not None:
             return known

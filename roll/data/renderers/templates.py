@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.data.chat import NOTHING, QWEN2_5_SYSTEM, check_marks
 from roll.data.messages import REASONING, MessageFault, read_message
 from roll.data.native import PLAIN, NativeTemplate, TemplateFault, apply_template, opening
+from roll.data.picture_parts import PICTURES
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -82,12 +83,13 @@ def template_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
 
 
 def turns_renderer(
-    tokenizer: PreTrainedTokenizerBase, template: str, further: Mapping[str, Any] = NOTHING
+    tokenizer: PreTrainedTokenizerBase, template: str, further: Mapping[str, Any] = NOTHING, sees: bool = False
 ) -> RenderTurns:
     """Return the function that renders messages with `template`.
 
     Args:
         further: additional arguments of the tokenizer's own chat template.
+        sees: whether messages may show pictures.
 
     Raises:
         ValueError: see `template_text`; or the tokenizer lacks a mark of the template, or the template does not read an
@@ -104,17 +106,21 @@ def turns_renderer(
     def render(messages: Messages, tools: Tools, generate: bool) -> str:
         if "tool_calls" not in source and any(message.get("tool_calls") for message in messages):
             raise TemplateFault("a message has 'tool_calls', which the template does not write")
-        conversation = [form.of(template_message(message)) for message in messages]
+        read = [template_message(message, sees) for message in messages]
+        if native is None and any(PICTURES in message for message in read):
+            raise TemplateFault(f"a message shows a picture, which the template '{template}' does not write")
+        conversation = [form.of(message) for message in read]
         given = {**further, "tools": [dict(tool) for tool in tools] or None}
         return begun + apply_template(tokenizer, conversation, generate, given, chosen)
 
     return render
 
 
-def template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def template_message(message: Mapping[str, Any], sees: bool = False) -> dict[str, Any]:
     """Return a message as templates expect it, as `read_message`, with other keys. Raises TemplateFault."""
     try:
-        return {**{key: value for key, value in message.items() if key not in REASONING}, **read_message(message)}
+        others = {key: value for key, value in message.items() if key not in (PICTURES, *REASONING)}
+        return {**others, **read_message(message, sees)}
     except MessageFault as fault:
         raise TemplateFault(f"a message {fault}") from fault
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from roll.config.derived.model_shape import SQUARE, TILED
-from roll.data.pictures import Sight, decoded
+from roll.data.picture_files import decoded
+from roll.data.pictures import Sight
 from roll.types import AskedPictures, Ints
 
 

@@ -45,7 +45,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from roll.backend import EngineActivity, Rank
-from roll.data.pictures import decoded
+from roll.data.picture_files import decoded
 from roll.engines.as_they_end import as_they_end
 from roll.engines.request_gate import RequestGate
 from roll.engines.vllm.fork_server import forked_engine

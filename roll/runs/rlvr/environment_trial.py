@@ -36,6 +36,7 @@ async def try_environments(
     firsts: Mapping[str, Mapping[str, Any]],
     start_seconds: float,
     problem_of: Callable[[Observation], str],
+    sees: bool = False,
 ) -> list[Fault]:
     """Import the environment and the tools of every domain, and reset the environment twice on a row.
 
@@ -44,13 +45,14 @@ async def try_environments(
         firsts: one row of each domain that has rows. The environments of other domains are only imported.
         start_seconds: deadline for a process to import its environment.
         problem_of: returns the reason why the run's model cannot accept a first observation, or an empty string.
+        sees: whether the policy sees pictures.
 
     Returns:
         The faults of all domains.
     """
     found = await asyncio.gather(
         *(
-            _environment_faults(name, section, firsts.get(name), start_seconds, problem_of)
+            _environment_faults(name, section, firsts.get(name), start_seconds, problem_of, sees)
             for name, section in sections.items()
         )
     )
@@ -63,8 +65,9 @@ async def _environment_faults(
     row: Mapping[str, Any] | None,
     start_seconds: float,
     problem_of: Callable[[Observation], str],
+    sees: bool,
 ) -> list[Fault]:
-    place, process = f"environments.{domain}", EnvironmentProcess(domain, section, start_seconds)
+    place, process = f"environments.{domain}", EnvironmentProcess(domain, section, start_seconds, sees)
     tried = f"'{environment_of(domain, section)}', reset on the first row of its domain,"
     try:
         await process.start()

@@ -12,7 +12,6 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.chat import EndOfTurn
 from roll.data.prompts import Prompts
-from roll.data.renderers.base import ChatRenderer
 from roll.models.load import check_readable, load_tokenizer
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
@@ -20,12 +19,12 @@ from roll.rollout.group import GroupSampler
 from roll.runs.device_phases import DevicePhases
 from roll.runs.notices import held_out_watches
 from roll.runs.rlvr.partners import FixedPartners, prepare_partners
-from roll.runs.rlvr.playing import episode_parts, listening
+from roll.runs.rlvr.playing import Chat, episode_parts, listening
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.validation import Evaluator
-from roll.runs.rlvr.wiring import evaluators, held_out_ends, held_out_prompts, in_turn, renderer_of
+from roll.runs.rlvr.wiring import chat_of, evaluators, held_out_ends, held_out_prompts, in_turn
 from roll.runs.role_models import model_path
 from roll.runs.roles import Roles
 from roll.runs.seeing import sight_of
@@ -40,8 +39,8 @@ class HeldOutInputs:
     held_out: Mapping[str, Prompts]
     ends: Mapping[str, EndOfTurn]
     """What ends a response, by held-out set."""
-    renderer: ChatRenderer | None
-    """Renders conversations; None without environments."""
+    chat: Chat | None
+    """How conversations are rendered; None without environments."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
     """Requests the models that score responses, and returns their rewards by domain."""
     watches: Sequence[Watch]
@@ -110,12 +109,12 @@ def prepare_held_out(config: RlvrConfig) -> HeldOutInputs:
     sight = sight_of(config, tokenizer, model_args, {})
     held_out = held_out_prompts(config, tokenizer, sight)
     bars = check_rewards(config, *held_out.values())
-    renderer = renderer_of(config, tokenizer)
-    check_environments(config, renderer, *held_out.values())
+    chat = chat_of(config, tokenizer, sight)
+    check_environments(config, chat, *held_out.values())
     ends = held_out_ends(config, tokenizer, sight)
     watches = held_out_watches(config, tokenizer, ends, "--max-new-tokens")
     models, partners = prepare_reward_models(config), prepare_partners(config)
-    return HeldOutInputs(held_out, ends, renderer, models, watches, bars, partners)
+    return HeldOutInputs(held_out, ends, chat, models, watches, bars, partners)
 
 
 async def held_out_groups(
@@ -131,7 +130,7 @@ async def held_out_groups(
     actor_infer, _ = roles.fixed_engines("actor_infer", config.actor_infer, longest_sequence(config))
     failures = RewardFailures(config.rewards, listener.failed)
     rewards = Reported(roles.rewards(config, inputs.models_of(roles)), failures, listener.answered)
-    playing = episode_parts(config, roles, inputs.renderer, inputs.partners_of)
+    playing = episode_parts(config, roles, inputs.chat, inputs.partners_of)
     sharing = await roles.start()
     phases = DevicePhases(sharing)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)

@@ -14,6 +14,7 @@ from roll.agents.gateway.episodes import Agent, AgentEpisodes
 from roll.agents.gateway.server import Gateway, GatewayBounds
 from roll.agents.live_partner import LivePartner
 from roll.agents.partners import Partners
+from roll.agents.sight import EpisodeSight
 from roll.config.derived.batch import longest_sequence
 from roll.config.derived.domains import scores_last_turn
 from roll.config.derived.fixed_roles import all_partners
@@ -29,11 +30,20 @@ from roll.types import Sampling
 
 
 @dataclass(frozen=True)
+class Chat:
+    """How conversations with the policy are rendered."""
+
+    renderer: ChatRenderer
+    sight: EpisodeSight | None
+    """How the policy sees the pictures of environments. None if it sees none."""
+
+
+@dataclass(frozen=True)
 class EpisodeParts:
     """The parts that episodes need besides the engines."""
 
     environments: EnvironmentWorkers
-    renderer: ChatRenderer
+    chat: Chat
     gateway: Gateway
     """For external agents. It does not listen yet."""
     partners: Partners
@@ -43,15 +53,16 @@ class EpisodeParts:
 def episode_parts(
     config: RlvrConfig,
     roles: Roles,
-    renderer: ChatRenderer | None,
+    chat: Chat | None,
     partners_of: Callable[[Roles], FixedPartners],
     span: Span = unrecorded,
 ) -> EpisodeParts | None:
-    """Request what episodes need from the roles. Return None without environments, for which there is no renderer."""
-    if renderer is None:
+    """Request what episodes need from the roles. Return None without environments, for which there is no `chat`."""
+    if chat is None:
         return None
     gateway = Gateway(GatewayBounds(config.gateway.body_mib << 20, config.gateway.sessions))
-    return EpisodeParts(roles.environments(config), renderer, gateway, Partners(partners_of(roles), span))
+    environments = roles.environments(config, sees=chat.sight is not None)
+    return EpisodeParts(environments, chat, gateway, Partners(partners_of(roles), span))
 
 
 @asynccontextmanager
@@ -77,13 +88,15 @@ def episode_samplers(
         name: EpisodeLimits(one.max_turns, one.episode_timeout, one.attempts)
         for name, one in config.environments.items()
     }
-    environments, renderer, longest = playing.environments, playing.renderer, longest_sequence(config)
+    environments, renderer, longest = playing.environments, playing.chat.renderer, longest_sequence(config)
     live = LivePartner(engines, renderer, sampling, longest)
     partners = playing.partners.beside(
         {(domain, name): live for domain, name, one in all_partners(config).values() if one.type == "live"}
     )
     tokens = TokenLimits(config.prompt_length, longest)
-    own = Episodes(environments, engines, renderer, sampling, limits, tokens, partners=partners)
+    own = Episodes(
+        environments, engines, renderer, sampling, limits, tokens, partners=partners, sight=playing.chat.sight
+    )
     agents = {
         name: Agent(
             command_for(one.agent),

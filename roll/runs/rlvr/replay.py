@@ -31,11 +31,11 @@ from roll.runs.rlvr.loop import StepMeter
 from roll.runs.rlvr.validation import Validation
 from roll.runs.rlvr.wiring import (
     LoopParts,
+    chat_of,
     checked_tokenizer,
     end_of_turn,
     learners_of,
     reference_of,
-    renderer_of,
     run_loop,
     shaping,
     training_sampling,
@@ -87,7 +87,7 @@ def prepare_replay(config: RlvrConfig) -> PreparedRun:
             check_readable(model_path(config, role.model_args), role.model_args.lora_target)
     tokenizer = checked_tokenizer(config)
     steps = kept_steps(config)
-    end = end_of_turn(config, tokenizer, renderer_of(config, tokenizer))
+    end = end_of_turn(config, tokenizer, chat_of(config, tokenizer, None))
     if faults := [*token_faults(config, steps, tokenizer)]:
         raise ConfigError(*faults)
     locate = TurnEnds(ResponseTexts(tokenizer)) if config.adv_estimator.traits.needs_turns else None

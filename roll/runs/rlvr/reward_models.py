@@ -38,8 +38,9 @@ from roll.data.chat import (
     template_remedy,
 )
 from roll.data.native import added_tokens, special_marks
+from roll.data.picture_files import data_url
 from roll.data.picture_parts import MARK
-from roll.data.pictures import Sight, data_url, load_sight
+from roll.data.pictures import Sight, load_sight
 from roll.data.questions import marked_pictures, named_pictures
 from roll.data.rows import Conversation, prompt_conversation
 from roll.data.tables import adds_space, continuation

@@ -17,15 +17,15 @@ import numpy as np
 
 from roll.agents.environments.base import Observation
 from roll.agents.episodes import ENVIRONMENT
+from roll.agents.sight import row_with_files
 from roll.config.derived.fixed_roles import model_reward
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import TemplateFault
 from roll.data.prompts import Joined, Prompts, PromptSet
-from roll.data.renderers.base import ChatRenderer
 from roll.data.rows import RowFault
-from roll.errors import BadInput, ConfigError, DataError, Fault
+from roll.errors import BadInput, ConfigError, DataError, EnvironmentFailed, Fault
 from roll.hosted.process import HostedProcessFailed
 from roll.rewards.answers import ground_truth
 from roll.rewards.judges.judge import answer_pattern
@@ -33,9 +33,10 @@ from roll.rewards.passing import Bar, Bars, bars_of, bars_of_judge
 from roll.rewards.reward_workers import RewardProcess
 from roll.rewards.verdicts import RewardPart, parts_of
 from roll.runs.rlvr.environment_trial import agent_faults, environments_with_variables, try_environments
+from roll.runs.rlvr.playing import Chat
 from roll.runs.rlvr.reward_models import judge_template
 from roll.system.event_loop import run_in_loop
-from roll.types import NO_VERDICT, Prompt, RewardOutcome, RewardResult
+from roll.types import NO_VERDICT, Ints, Prompt, RewardOutcome, RewardResult
 
 AT_ONCE = 1000
 """Number of rows that are sent to a reward process together."""
@@ -159,7 +160,7 @@ def prompt_sets(prompts: Prompts) -> Iterator[PromptSet]:
         yield from prompt_sets(one)
 
 
-def check_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets: Prompts) -> None:
+def check_environments(config: RlvrConfig, chat: Chat | None, *sets: Prompts) -> None:
     """Reset every environment on the first row of its domain, and render its first observation.
 
     The row is from the first of these sets that contains the domain.
@@ -167,33 +168,59 @@ def check_environments(config: RlvrConfig, renderer: ChatRenderer | None, *sets:
     Raises:
         ConfigError: environments cannot be used. The error lists all faults.
     """
-    if renderer is None:
+    if chat is None:
         return
-    rows = {domain: prompt.row for domain, prompt in first_prompts(*sets).items()}
-    sections = environments_with_variables(config)
-    problem = partial(_problem, renderer, config.prompt_length)
-    faults = run_in_loop(partial(try_environments, sections, rows, config.deadlines.start, problem))
+    rows, sections = _environment_rows(config, *sets), environments_with_variables(config)
+    problem, sees = partial(_problem, chat, config.prompt_length), chat.sight is not None
+    faults = run_in_loop(partial(try_environments, sections, rows, config.deadlines.start, problem, sees))
     if faults := [*faults, *agent_faults(sections, config.deadlines.start)]:
         raise ConfigError(*faults)
 
 
-def _problem(renderer: ChatRenderer, most: int, first: Observation) -> str:
+def _environment_rows(config: RlvrConfig, *sets: Prompts) -> dict[str, Mapping[str, Any]]:
+    """Return the first row of each domain with an environment, with the files of its pictures. Raises DataError."""
+    rows = dict[str, Mapping[str, Any]]()
+    for domain, prompt in _firsts(*sets).items():
+        try:
+            files = prompt.shown.asked().files if prompt.shown and domain in config.environments else ()
+            rows[domain] = row_with_files(prompt.row, files) if files else prompt.row
+        except EnvironmentFailed as failed:
+            problem, _, remedy = failed.why.partition("; ")
+            raise DataError(Fault(prompt.place, problem, remedy, "not_supported")) from failed
+    return rows
+
+
+def _problem(chat: Chat, most: int, first: Observation) -> str:
     """Return the problem with a first observation: not renderable, or above `most` tokens. "" without one."""
     try:
-        tokens = len(renderer.render(first.messages, first.tools))
+        tokens = len(_first_tokens(chat, first))
     except TemplateFault as fault:
         return f"the chat template refuses its first observation: {fault}"
     return f"its first observation has {tokens} tokens, and prompt_length is {most}" if tokens > most else ""
 
 
+def _first_tokens(chat: Chat, first: Observation) -> Ints:
+    """Return the tokens of a first observation. Raises TemplateFault, or EnvironmentFailed for its pictures."""
+    if chat.sight is None:
+        return chat.renderer.render(first.messages, first.tools)
+    seen = chat.sight.read(first.messages)
+    found = chat.sight.tokens(lambda renderer: renderer.render(seen.messages, first.tools), seen.pictures)
+    assert found is not None
+    return found.token_ids
+
+
 def first_prompts(*sets: Prompts) -> dict[str, Prompt]:
     """Return the first prompt of each domain, without pictures, from the first of the sets that contains the domain."""
+    return {domain: replace(prompt, shown=None) for domain, prompt in _firsts(*sets).items()}
+
+
+def _firsts(*sets: Prompts) -> dict[str, Prompt]:
     firsts: dict[str, Prompt] = {}
     for prompts in sets:
         for index, domain in enumerate(prompts.domains):
             found = np.flatnonzero(prompts.domain_index == index)
             if len(found) and domain not in firsts:
-                firsts[domain] = replace(prompts.prompt(int(found[0]), 0), shown=None)
+                firsts[domain] = prompts.prompt(int(found[0]), 0)
     return firsts
 
 

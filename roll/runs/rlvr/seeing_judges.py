@@ -12,8 +12,9 @@ import numpy as np
 from PIL import Image
 
 from roll.data.chat import Render
+from roll.data.picture_files import data_url, decoded, digest_of
 from roll.data.picture_parts import MARK, PICTURES, PictureFault, PictureReference
-from roll.data.pictures import Sight, data_url, decoded, digest_of, expanded
+from roll.data.pictures import Sight, expanded
 from roll.data.rows import Conversation
 from roll.rewards.judges.reward_models import EncodedMessage
 from roll.types import AskedPictures, Ints, Pictures, Prompt

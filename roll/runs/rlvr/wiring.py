@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from roll.agents.episode_groups import HELD_OUT, TRAINING, SampledByDomain
 from roll.agents.episodes import SessionGenerator
+from roll.agents.sight import EpisodeSight
 from roll.algorithms.advantages import Normalisation
 from roll.algorithms.corrections import Correction, MismatchCorrection
 from roll.algorithms.divergence import DistilledPolicy
@@ -52,7 +54,7 @@ from roll.data.prompts import (
     warn_of_routes,
     warn_of_rows,
 )
-from roll.data.renderers.base import ChatRenderer
+from roll.data.renderers.base import SeeingRenderer
 from roll.data.renderers.families import chat_renderer
 from roll.data.tables import EMBEDDING_REMEDY
 from roll.engines.actor_infer import ActorInfer
@@ -80,7 +82,7 @@ from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.engine_sync import Engines, EngineSync
 from roll.runs.rlvr.loop import CriticLearning, Learning
 from roll.runs.rlvr.partners import FixedPartners, prepare_partners
-from roll.runs.rlvr.playing import EpisodeParts, episode_parts, episode_samplers, listening
+from roll.runs.rlvr.playing import Chat, EpisodeParts, episode_parts, episode_samplers, listening
 from roll.runs.rlvr.prompt_source import check_curriculum, source_of
 from roll.runs.rlvr.rare_successes import replay_of
 from roll.runs.rlvr.reward_failures import reported, totalled
@@ -120,8 +122,8 @@ class Inputs:
     """What ends a response to a training prompt."""
     held_out_ends: Mapping[str, EndOfTurn]
     """What ends a response, by held-out set."""
-    renderer: ChatRenderer | None
-    """Renders conversations; None without environments."""
+    chat: Chat | None
+    """How conversations are rendered; None without environments."""
     locate: TurnEnds | None
     """Finds the ends of turns. None if the advantage estimator does not credit single turns of a response."""
     models_of: Callable[[Roles], dict[str, ModelReward]]
@@ -152,17 +154,17 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     bars = check_rewards(config, training, *held_out.values())
     check_curriculum(config, training, bars)
     hints = step_hints_of(config, tokenizer, training, bars)
-    renderer = renderer_of(config, tokenizer)
-    check_environments(config, renderer, training, *held_out.values())
+    chat = chat_of(config, tokenizer, sight)
+    check_environments(config, chat, training, *held_out.values())
     locate = None
     if config.adv_estimator.traits.needs_turns:
         locate = TurnEnds(ResponseTexts(tokenizer))
-    end = seeing_end(end_of_turn(config, tokenizer, renderer), sight)
+    end = seeing_end(end_of_turn(config, tokenizer, chat), sight)
     ends = held_out_ends(config, tokenizer, sight)
     watches = [*training_watches(config, tokenizer, end), *held_out_watches(config, tokenizer, ends)]
     models, partners = prepare_reward_models(config), prepare_partners(config)
     vocabulary = vocabulary_digest(tokenizer)
-    inputs = Inputs(training, held_out, vocabulary, end, ends, renderer, locate, models, watches, bars, hints, partners)
+    inputs = Inputs(training, held_out, vocabulary, end, ends, chat, locate, models, watches, bars, hints, partners)
     return PreparedRun(partial(_loop, config, inputs), training.identity)
 
 
@@ -175,10 +177,10 @@ def checked_tokenizer(config: RlvrConfig) -> PreTrainedTokenizerBase:
     return load_tokenizer(model_path(config, learner), learner.trust_remote_code)
 
 
-def end_of_turn(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> EndOfTurn:
+def end_of_turn(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, chat: Chat | None) -> EndOfTurn:
     """Return what ends a response to a training prompt, or a turn in an environment."""
     end = ends_of(config.actor_train.data_args, tokenizer)
-    return replace(end, token_ids=tuple(sorted({*end.token_ids, *renderer.stop_token_ids}))) if renderer else end
+    return replace(end, token_ids=tuple(sorted({*end.token_ids, *chat.renderer.stop_token_ids}))) if chat else end
 
 
 def prompts_of(
@@ -205,8 +207,8 @@ def prompts_of(
     return sets[0] if len(sets) == 1 else Joined(sets)
 
 
-def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer | None:
-    """Return the renderer of conversations, or None without environments.
+def chat_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> Chat | None:
+    """Return how conversations are rendered, or None without environments. `sight`: how the policy sees pictures.
 
     Raises:
         BadInput: the model's chat format does not support conversations of several turns, or has a token that a model
@@ -216,7 +218,8 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
         return None
     rows, learner = config.actor_train.data_args, config.actor_train.model_args
     further = (rows.chat_template_kwargs if rows else None) or {}
-    found = chat_renderer(tokenizer, model_path(config, learner), rows.template if rows else "native", further)
+    template, marks = rows.template if rows else "native", sight.marks if sight else ()
+    found = chat_renderer(tokenizer, model_path(config, learner), template, further, marks)
     embedded, largest = _embedding_rows(config, tokenizer), int(found.render([ASKED], ()).max())
     if embedded is not None and largest >= embedded:
         problem = (
@@ -226,7 +229,17 @@ def renderer_of(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> ChatR
         raise DataError(
             Fault(f"the tokenizer of '{tokenizer.name_or_path}'", problem, EMBEDDING_REMEDY, "out_of_range")
         )
-    return found
+    return Chat(found, episode_sight(sight, found, tokenizer))
+
+
+def episode_sight(
+    sight: Sight | None, renderer: SeeingRenderer, tokenizer: PreTrainedTokenizerBase
+) -> EpisodeSight | None:
+    """Return how the policy sees the pictures of episodes; None if it sees none."""
+    if sight is None:
+        return None
+    mark: Any = tokenizer.convert_tokens_to_ids(sight.token)
+    return EpisodeSight(sight, renderer, mark)
 
 
 def _embedding_rows(config: RlvrConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -265,7 +278,7 @@ async def _loop(
     actor_infer, models = roles.actor_infer(config), inputs.models_of(roles)
     actor_infer.span = context.trace.span
     rewards = reported(config, roles.rewards(config, models), context.plan, context.tracker, context.trace.span)
-    playing = episode_parts(config, roles, inputs.renderer, inputs.partners_of, context.trace.span)
+    playing = episode_parts(config, roles, inputs.chat, inputs.partners_of, context.trace.span)
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)
     phases = phases_of(config, roles, meter, sharing, actor_infer)

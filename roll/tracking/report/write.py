@@ -280,7 +280,7 @@ def page_group(record: Row) -> dict[str, Any]:
         "step": record["step"],
         "domain": record["domain"],
         "id": record["prompt_id"],
-        "prompt": "\n".join([shortened(record["prompt"]), *(f"[{name}]" for name in record.get("pictures", ()))]),
+        "prompt": _with_names({"text": record["prompt"], "pictures": record.get("pictures", ())}),
         "tokens": record["prompt_length"],
         "answer": record.get("ground_truth"),
         "responses": [_response(response) for response in record["responses"]],
@@ -315,7 +315,7 @@ def _turns(trajectories: Sequence[Mapping[str, Any]], of_partners: Sequence[Mapp
             caption += [f"{segment['length']} tokens"]
             caption += [f"calls {', '.join(call['name'] for call in segment['calls'])}"] if segment.get("calls") else []
             caption += [f"reward {number_text(segment['reward'])}"] if segment.get("reward") is not None else []
-            turns.append({"role": segment["role"], "caption": " · ".join(caption), "text": shortened(segment["text"])})
+            turns.append({"role": segment["role"], "caption": " · ".join(caption), "text": _with_names(segment)})
             is_own = segment["role"] == "assistant"
             sampled += is_own
             heard = [turn for turn in of_partners if is_own and turn["after"] == sampled]
@@ -324,6 +324,11 @@ def _turns(trajectories: Sequence[Mapping[str, Any]], of_partners: Sequence[Mapp
                 for turn in heard
             ]
     return turns[1:]
+
+
+def _with_names(record: Mapping[str, Any]) -> str:
+    """Return the text of a record, and below it the names of its pictures."""
+    return "\n".join([shortened(record["text"]), *(f"[{name}]" for name in record.get("pictures", ()))])
 
 
 def shortened(text: str) -> str:

@@ -42,6 +42,17 @@ def test_template_that_differs_from_library_uses_template_renderer(tmp_path: Pat
     assert type(make_renderer(FORMATS["llama3"], tokenizer, tmp_path)) is TemplateRenderer
 
 
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "deepseek"])
+def test_library_continues_no_message_with_pictures(name: str, tmp_path: Path) -> None:
+    renderer = make_renderer(FORMATS[name], make_tokenizer(FORMATS[name]), tmp_path)
+    before = renderer.render([{"role": "user", "content": "1+1?"}], ())
+    text = {"role": "user", "content": "Right?"}
+    shown = {"role": "user", "content": [{"type": "image", "path": "a"}, {"type": "text", "text": "Right?"}]}
+    sampled = np.array([max(renderer.stop_token_ids)], np.int32)
+    assert renderer.bridge(before, sampled, [text], ()) is not None
+    assert renderer.bridge(before, sampled, [shown], ()) is None
+
+
 def test_template_that_moves_system_message_refuses_one(tmp_path: Path) -> None:
     renderer = make_renderer(FORMATS["mistral"], make_tokenizer(FORMATS["mistral"]), tmp_path)
     with pytest.raises(TemplateFault, match="system message"):

@@ -23,8 +23,9 @@ from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
 from examples.tiny.make_seeing_model import FAMILIES, SQUARE, TILED, write_seeing_model
 from roll.config.schema.model import DataConfig
 from roll.data.examples import ExampleSequence, ExampleSet, Kind, LengthLimits, prepare_examples
+from roll.data.picture_files import LARGEST, decoded
 from roll.data.picture_parts import MARK
-from roll.data.pictures import LARGEST, Sight, decoded, load_sight
+from roll.data.pictures import Sight, load_sight
 from roll.errors import DataError, FaultCode
 from roll.models.load import load_tokenizer
 from tests.faults import assert_fault

@@ -13,17 +13,19 @@ import yaml
 from examples.tiny.make_image import write_machine_image
 from roll.agents.environments.base import Observation, Step
 from roll.agents.environments.checked import MOST_MESSAGES, MOST_METRICS, MOST_REPLY, MOST_STATE
+from roll.agents.environments.picture_contents import file_in
 from roll.agents.environments.process import EnvironmentProcess
 from roll.agents.tools import MOST_CHARACTERS
 from roll.config.schema.environments import EnvironmentConfig
 from roll.config.shipped import known_environments
+from roll.data.picture_files import decoded
 from tests import limits
 from tests.unit.docs.pages import blocks, read
 from tests.unit.environments.running import calls, says
 from tests.unit.rewards.running import run
 
 PAGE = "docs/environments.md"
-LINES = {"my_environments.py": 30, "my_tools.py": 11, "my_containers.py": 26}
+LINES = {"my_environments.py": 30, "my_tools.py": 11, "my_containers.py": 26, "my_pictures.py": 34}
 
 
 @pytest.fixture
@@ -39,9 +41,11 @@ def sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Envir
     return {name: EnvironmentConfig.model_validate_json(json.dumps(keys)) for name, keys in found.items()}
 
 
-def played(domain: str, section: EnvironmentConfig, *messages: dict[str, Any]) -> tuple[Observation, list[Step]]:
+def played(
+    domain: str, section: EnvironmentConfig, *messages: dict[str, Any], sees: bool = False
+) -> tuple[Observation, list[Step]]:
     async def go() -> tuple[Observation, list[Step]]:
-        process = EnvironmentProcess(domain, section, limits.START)
+        process = EnvironmentProcess(domain, section, limits.START, sees)
         try:
             first = await process.open(0, {"seed": 3}, 0)
             return first, [await process.step(0, message) for message in messages]
@@ -84,6 +88,17 @@ def test_the_tool_answers(sections: dict[str, EnvironmentConfig]) -> None:
     assert json.loads(known) == 127_000
     assert unknown.startswith("Error: KeyError")
     assert step.metrics == {"tool_errors": 1.0}
+
+
+def test_environment_and_tool_show_pictures(sections: dict[str, EnvironmentConfig]) -> None:
+    colour = random.Random(3).choice(["red", "blue"])
+    asked = calls(("palette", '{"colour": "blue"}'))
+    first, [looked, step] = played("colours", sections["colours"], asked, says(colour), sees=True)
+    picture, question = first.messages[0]["content"]
+    assert decoded(file_in(picture)).getpixel((0, 0)) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[colour]
+    assert question["text"] == "Which colour?" and step.reward == 1.0
+    text, shown = looked.messages[0]["content"]
+    assert text["text"] == "This is blue:" and decoded(file_in(shown)).getpixel((0, 0)) == (0, 0, 255)
 
 
 def test_an_environment_with_a_container_plays(sections: dict[str, EnvironmentConfig], tmp_path: Path) -> None:

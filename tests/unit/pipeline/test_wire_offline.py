@@ -34,7 +34,7 @@ from roll.runs import assemble
 from roll.runs import changed_keys as resume_fingerprint
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.runs.checkpointer import Checkpointer
-from roll.runs.rlvr.wiring import renderer_of
+from roll.runs.rlvr.wiring import chat_of
 from roll.runs.run_context import RunContext
 from roll.types import Floats, Metrics, Sequences, TrainBatch
 from tests.quiet import quiet_life
@@ -535,4 +535,4 @@ def test_chat_template_token_without_embedding_is_refused(tmp_path: Path, monkey
         size = len(tokenizer) - missing
         (tmp_path / "model" / "config.json").write_text(json.dumps(described | {"vocab_size": size}))
         with pytest.raises(DataError, match=f"writes the token {size}") if missing else nullcontext():
-            assert renderer_of(config, tokenizer) is not None
+            assert chat_of(config, tokenizer, None) is not None

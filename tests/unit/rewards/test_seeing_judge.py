@@ -19,8 +19,9 @@ from roll.config.schema.model import DataConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import renderer
 from roll.data.examples import LengthLimits, prepare_examples
+from roll.data.picture_files import data_url, decoded
 from roll.data.picture_parts import MARK, PictureFault
-from roll.data.pictures import data_url, decoded, load_sight
+from roll.data.pictures import load_sight
 from roll.data.prompts import prepare_prompts
 from roll.data.questions import marked_pictures
 from roll.errors import DataError

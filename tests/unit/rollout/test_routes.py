@@ -40,7 +40,8 @@ def test_responses_to_one_prompt_have_own_routes() -> None:
 
 
 def test_turns_fill_unknown_routes_of_earlier_turns() -> None:
-    transcript = Transcript(np.array([1, 2], np.int32), "")
+    transcript = Transcript()
+    transcript.start(np.array([1, 2], np.int32), "")
     transcript.act(completion(2, 4, 5, 6, -1), (), "")
     transcript.go_on(np.array([3], np.int32), "")
     # The engine reads the first turn again, and may then choose otherwise.
