@@ -230,6 +230,18 @@ def test_vllm_refuses_placeholders_that_see_each_other(
     assert_fault(faults, "actor_infer.strategy_args.strategy_name", "not_supported", why, "hf_infer")
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3"])
+def test_packages_of_vllms_processors_are_named(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("roll.engines.vllm.checks.find_spec", lambda name: None)
+    write_seeing_model(folder / kind, kind, seed=0, wide=True)
+    words = [f"pretrain={kind}", "actor_infer.strategy_args.strategy_name=vllm", "dry_run=true"]
+    plan = make_plan(load_config("tiny_rlvr_pictures", words))
+    named = [package for package in ("torchvision", "num2words") if any(package in one for one in plan.warnings)]
+    needed = {"smolvlm": ["torchvision", "num2words"], "idefics3": []}
+    assert named == needed.get(kind, ["torchvision"])
+
+
 SEES = "model_args.sees_pictures"
 
 
