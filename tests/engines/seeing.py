@@ -227,10 +227,15 @@ def padded_log_probs(model: nn.Module, sequences: Sequences, family: str, token:
     return log_p[rows, columns - 1, torch.from_numpy(targets).long()]
 
 
+def kernel_of(family: str) -> str:
+    """Return the attention of transformers that padded rows are computed with."""
+    # In eager attention, padding that is longer than a sliding window becomes NaN.
+    return "sdpa" if family in SQUARE else "eager"
+
+
 def plain_model(folder: Path, case: SeeingCase) -> Any:
     """Return transformers' model in float64, with what the case trains."""
-    # In eager attention, padding that is longer than a sliding window becomes NaN.
-    kernel = "sdpa" if case.family in SQUARE else "eager"
+    kernel = kernel_of(case.family)
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation=kernel)
     freeze_vision(model, case.frozen)
     return (add_lora(model, case.model_args, SEED) if case.lora else model).double().eval()
