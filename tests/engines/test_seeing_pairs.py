@@ -7,11 +7,9 @@ formulas.
 from __future__ import annotations
 
 import asyncio
-import copy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +43,11 @@ from tests.engines.seeing import (
     SMOOTHING,
     SeeingCase,
     Seen,
-    batch_of,
     kernel_of,
     padded_inputs,
     padded_log_probs,
+    padded_pairs,
+    pairs_of,
     plain_model,
     plain_updates,
     shares,
@@ -78,10 +77,6 @@ EXPORTED = [case for case in CASES if case.kind == "reward_model" and case.stage
 each_case = each("case", CASES, QUICK, ids=lambda case: case.name)
 ON_ONE_RANK = ([[0, 1, 4, 5], [6, 7]], [[2, 3], []])
 """By rank, the sequences of each micro-batch: the pair without a picture is alone on the second rank."""
-RESPONSES = [(5, 3), (4, 6), (2, 7), (6, 2)]
-"""Number of tokens of each pair's chosen and rejected response."""
-MARGIN = 0.25
-"""Margin of every second pair."""
 LOAD = """
 import sys, torch
 from transformers import AutoModelForSequenceClassification
@@ -104,18 +99,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def tokens(models: dict[str, Path]) -> dict[str, int]:
     return {family: AutoConfig.from_pretrained(folder).image_token_id for family, folder in models.items()}
-
-
-def pairs_of(family: str, token: int) -> list[Example]:
-    """Return four pairs, whose prompts show 1, 0, 3 and 2 pictures."""
-    prompts, generator, out = batch_of(family, token).sequences, np.random.default_rng(9), list[Example]()
-    for number, lengths in enumerate(RESPONSES):
-        own = packing.select(prompts, [number])
-        responses = [generator.integers(0, 250, length).astype(np.int32) for length in lengths]
-        whole = [np.concatenate([own.token_ids, response]) for response in responses]
-        answers = [ExampleSequence(ids, np.arange(len(ids)) >= len(own.token_ids), own.shown) for ids in whole]
-        out.append(Example(tuple(answers), MARGIN * (number % 2)))
-    return out
 
 
 async def pair_batch(kind: str, examples: Sequence[Example], reference: Path) -> TrainBatch:
@@ -154,17 +137,6 @@ def outcomes(models: dict[str, Path], tokens: dict[str, int], folder: Path, requ
         work[case.batch] = shares(batch, ON_ONE_RANK, KINDS[case.kind][2])
     by_rank = run_ranks(updated, 2, folder, cases, models, work, folder)
     return {case: [seen[number] for seen in by_rank] for number, case in enumerate(cases)}
-
-
-def padded_pairs(family: str, token: int) -> Sequences:
-    """Return the sequences of the pairs, in which every sequence has pixels of its own."""
-    own = [
-        replace(example, sequences=tuple(replace(one, shown=copy.deepcopy(one.shown)) for one in example.sequences))
-        for example in pairs_of(family, token)
-    ]
-    found = given_batch(own).sequences
-    assert found.shown is not None and found.shown.shared is None
-    return found
 
 
 def plain_dpo(reference: Any, family: str, token: int) -> Callable[[Any], Tensor]:
