@@ -128,6 +128,10 @@ WINDOWED: dict[str, Any] = {
 }
 """What the text model of Gemma 3 has besides. Its window is longer than a picture, and shorter than a sequence."""
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+WIDE: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
+"""Half as many heads, of 32 numbers. vLLM has no kernel for smaller ones on the CPU."""
+WIDE_DELTA: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+"""The smallest heads of the delta rule for which vLLM has a kernel on the CPU."""
 
 
 def build_seeing_tokenizer(family: str, tools: bool = False) -> PreTrainedTokenizerBase:
@@ -162,8 +166,13 @@ def build_processor(family: str) -> Any:
     return Qwen2VLImageProcessorPil(size=size, patch_size=PATCH, merge_size=MERGE)
 
 
-def build_config(family: str, tied: bool = False) -> Any:
-    """Return the configuration of a tiny model of a family; `tied`: its head is its embedding."""
+def build_config(family: str, tied: bool = False, wide: bool = False) -> Any:
+    """Return the configuration of a tiny model of a family.
+
+    Args:
+        tied: its head is its embedding.
+        wide: its heads are wide enough for vLLM on the CPU, as those of SmolVLM, Idefics3 and Gemma 3 always are.
+    """
     tokens = build_seeing_tokenizer(family).get_vocab()
     more: dict[str, Any] = {"tie_word_embeddings": tied}
     if family in (*TILED, *SQUARE):
@@ -176,8 +185,7 @@ def build_config(family: str, tied: bool = False) -> Any:
             vision |= {"model_type": "siglip_vision_model", "vision_use_head": False}
             text = {"model_type": "gemma3_text", **TEXT, **WINDOWED, "tie_word_embeddings": tied}
             return AutoConfig.for_model(family, text_config=text, vision_config=vision, **more)
-        # vLLM has no kernel for smaller heads on the CPU.
-        text = {"model_type": "llama", **TEXT, "num_attention_heads": 2, "num_key_value_heads": 1}
+        text = {"model_type": "llama", **TEXT, **WIDE}
         return AutoConfig.for_model(
             family,
             text_config=text,
@@ -193,11 +201,14 @@ def build_config(family: str, tied: bool = False) -> Any:
     else:
         vision |= {"num_position_embeddings": 36}
     text = {**TEXT, "rope_parameters": ROPE | ({} if family == "qwen2_5_vl" else {"mrope_interleaved": True})}
+    if wide and family != "qwen3_5":
+        text |= WIDE
+        text["rope_parameters"] |= {"mrope_section": [4, 6, 6]}
     if family == "qwen3_vl":
         vision["deepstack_visual_indexes"] = [0, 1]
-        text["head_dim"] = TEXT["hidden_size"] // TEXT["num_attention_heads"]
+        text["head_dim"] = TEXT["hidden_size"] // text["num_attention_heads"]
     elif family == "qwen3_5":
-        text |= HYBRID | {"tie_word_embeddings": tied}
+        text |= HYBRID | {"tie_word_embeddings": tied} | (WIDE_DELTA if wide else {})
         text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
     ids = {
         f"{name}_token_id": tokens[mark]
@@ -206,9 +217,9 @@ def build_config(family: str, tied: bool = False) -> Any:
     return AutoConfig.for_model(family, text_config=text, vision_config=vision, **ids, **more)
 
 
-def build_seeing_model(family: str, seed: int, tied: bool = False) -> PreTrainedModel:
-    """Return a model with random fp32 weights. The same seed gives the same weights."""
-    config = build_config(family, tied)
+def build_seeing_model(family: str, seed: int, tied: bool = False, wide: bool = False) -> PreTrainedModel:
+    """Return a model with random fp32 weights. The same seed gives the same weights. See `build_config`."""
+    config = build_config(family, tied, wide)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -224,13 +235,15 @@ def build_seeing_model(family: str, seed: int, tied: bool = False) -> PreTrained
     return model
 
 
-def write_seeing_model(folder: Path, family: str, seed: int, tied: bool = False, tools: bool = False) -> None:
+def write_seeing_model(
+    folder: Path, family: str, seed: int, tied: bool = False, tools: bool = False, wide: bool = False
+) -> None:
     """Write the model with its tokenizer and its image processor. The folder appears only when it is complete."""
     disable_progress_bar()
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    build_seeing_model(family, seed, tied).save_pretrained(partial)
+    build_seeing_model(family, seed, tied, wide).save_pretrained(partial)
     build_seeing_tokenizer(family, tools).save_pretrained(partial)
     build_processor(family).save_pretrained(partial)
     if family in TILED:  # what vLLM reads the number of placeholders of a tile from

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from roll.config.derived.model_shape import is_seeing_hybrid
+from roll.config.derived.model_shape import is_seeing_hybrid, sees_pictures
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
 from roll.models.load import DTYPES, add_lora, load_tokenizer, pretrained, unreadable
@@ -89,8 +89,8 @@ def load_value_model(path: str, model_args: ModelConfig, new_head: bool = True) 
 
 
 def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
-    """Return arguments of `from_pretrained` for a classifier with one label. For a multimodal hybrid, they select its
-    text model.
+    """Return arguments of `from_pretrained` for a classifier with one label. For a multimodal hybrid that is not asked
+    to see pictures, they select its text model.
 
     Raises:
         DataError: the configuration cannot be read.
@@ -99,7 +99,7 @@ def with_one_label(path: str, model_args: ModelConfig) -> dict[str, Any]:
         config = AutoConfig.from_pretrained(path, trust_remote_code=model_args.trust_remote_code)
     except (OSError, ValueError) as error:
         raise DataError(unreadable(path, "model", error)) from error
-    if not is_seeing_hybrid(config.model_type):
+    if not is_seeing_hybrid(config.model_type) or sees_pictures(config.model_type, model_args.sees_pictures):
         return {"num_labels": 1}
     text = config.get_text_config()
     text.num_labels = 1

@@ -406,6 +406,7 @@ CONTRADICTIONS = [
             ("speculative_config", "{method: ngram}", "not_supported", "a block for it, speculative", "remove it"),
             ("quantization_config", "{linear: fp8_per_tensor}", "not_supported", "what is quantised", "remove it"),
             ("quantization", "fp8", "misplaced", "'fp8'", f"{ENGINE}.quantization"),
+            ("mm_processor_kwargs", "{do_resize: false}", "not_supported", "preprocessor_config.json", "remove it"),
         )
     ],
     ([f"{ENGINE}.quantization=fp8"], f"{ENGINE}.quantization", "not_supported", "fp32", "to bf16"),

@@ -238,6 +238,18 @@ def test_vllm_refuses_placeholders_that_see_each_other(
     assert_fault(faults, "actor_infer.strategy_args.strategy_name", "not_supported", why, "hf_infer")
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3"])
+def test_packages_of_vllms_processors_are_named(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("roll.engines.vllm.checks.find_spec", lambda name: None)
+    write_seeing_model(folder / kind, kind, seed=0, wide=True)
+    words = [f"pretrain={kind}", "actor_infer.strategy_args.strategy_name=vllm", "dry_run=true"]
+    plan = make_plan(load_config("tiny_rlvr_pictures", words))
+    named = [package for package in ("torchvision", "num2words") if any(package in one for one in plan.warnings)]
+    needed = {"smolvlm": ["torchvision", "num2words"], "idefics3": []}
+    assert named == needed.get(kind, ["torchvision"])
+
+
 SEES = "model_args.sees_pictures"
 
 
@@ -250,13 +262,45 @@ def test_tower_is_asked_for_by_policy_and_engine(refused: Callable[..., ConfigEr
     assert_fault(faults, f"actor_infer.{SEES}", "contradiction", "true", "in none of them")
 
 
+@pytest.mark.parametrize("kind", BOTH_WAYS)
+@pytest.mark.parametrize(("name", "role"), [("tiny_dpo", "actor_train"), ("tiny_reward_model", "reward_train")])
+def test_asked_tower_of_pairs_is_planned(
+    name: str, role: str, kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    write_seeing_model(folder / kind, kind, seed=0)
+    lora = [f"{role}.model_args={{dtype: fp32, lora_target: all-linear}}"] if role == "actor_train" else []
+    words = [f"pretrain={kind}", *lora, f"++{role}.data_args.images=seen", f"++{role}.{SEES}=true", "dry_run=true"]
+    assert make_plan(load_config(name, words)).shapes[role].vision is not None
+
+
+def test_reference_and_reward_model_are_asked_too(refused: Callable[..., ConfigError], folder: Path) -> None:
+    write_seeing_model(folder / "qwen3_5", "qwen3_5", seed=0)
+    asked = "++actor_train.model_args={dtype: fp32, sees_pictures: true}"
+    reference = "{strategy_args: {strategy_name: hf_infer}}"
+    faults = refused("tiny_dpo", "pretrain=qwen3_5", asked, f"++reference={reference}").faults
+    assert_fault(faults, f"reference.{SEES}", "contradiction", "not given", "actor_train, reference")
+    policy = ["pretrain=qwen3_5", *(f"++{role}.{SEES}=true" for role in ("actor_train", "actor_infer"))]
+    scored = (
+        "{reward: reward_model, model_args: {model_name_or_path: qwen3_5}, strategy_args: {strategy_name: hf_infer}}"
+    )
+    faults = refused("tiny_rlvr_pictures", *policy, f"+rewards.scored={scored}").faults
+    assert_fault(faults, "rewards.scored", "not_supported", "would not see the pictures", "text alone")
+    judged = f"+rewards.judged={{{SERVED}, model_args: {{model_name_or_path: qwen3_5, sees_pictures: true}}}}"
+    faults = refused("tiny_rlvr_pictures", *policy, judged).faults
+    assert_fault(faults, f"rewards.judged.{SEES}", "not_supported", "a reward model", "remove it")
+
+
 def test_asking_for_unknown_tower_is_refused(
     refused: Callable[..., ConfigError], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = refused("tiny_pictures", "pretrain=blind", f"++sft_train.{SEES}=true").faults
     assert_fault(faults, f"sft_train.{SEES}", "no_effect", "true", "remove it")
-    faults = refused("tiny_dpo", f"++actor_train.{SEES}=true").faults
-    assert_fault(faults, f"actor_train.{SEES}", "not_supported", "true", "remove it")
+    for name, role in (("tiny_dpo", "actor_train"), ("tiny_reward_model", "reward_train")):
+        faults = refused(name, "pretrain=blind", f"++{role}.{SEES}=true").faults
+        assert_fault(faults, f"{role}.{SEES}", "no_effect", "true", "remove it")
+    faults = refused("tiny_distill", "pretrain=blind", f"++student.{SEES}=true").faults
+    assert_fault(faults, f"student.{SEES}", "not_supported", "not in distillation", "remove it")
     assert refused("tiny_pictures", f"++sft_train.{SEES}=false").faults
     monkeypatch.chdir(folder)
     with pytest.raises(DataError) as caught:

@@ -266,8 +266,8 @@ def flip_a_byte(bucket: Bucket) -> None:
 
 
 def make(name: str, model: Path, url: str = "", model_args: ModelConfig = MODEL_ARGS) -> GenerateStrategy:
-    """Build the engine `vllm`, `vllm_recomputing`, `vllm_lora`, `vllm_server` (at `url`), `hf` or `hf_lora` without
-    starting it.
+    """Build the engine `vllm`, `vllm_recomputing`, `vllm_lora`, `vllm_hybrid`, `vllm_server` (at `url`), `hf` or
+    `hf_lora` without starting it.
     """
     rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
     if name == "vllm_server":
@@ -275,6 +275,7 @@ def make(name: str, model: Path, url: str = "", model_args: ModelConfig = MODEL_
     if name.startswith("hf"):
         return HfGenerateSettings(str(model), model_args).build(rank)
     engine = {"enforce_eager": True, "kv_cache_gib": 0.25, "max_num_seqs": 64}
+    engine |= {"enable_prefix_caching": name != "vllm_hybrid"}  # on the CPU, vLLM caches no prefixes of hybrids
     takes_adapters = name == "vllm_lora"
     settings = VllmSettings(
         str(model),

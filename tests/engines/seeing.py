@@ -24,9 +24,11 @@ from roll.backend import MicroBatch, Rank, TrainStepResult
 from roll.backend_settings import ModelLoader
 from roll.config.schema.model import FrozenVision, ModelConfig
 from roll.data import packing
+from roll.data.examples import Example, ExampleSequence
 from roll.models.load import add_lora, load_seeing_policy
 from roll.models.pictures import freeze_vision
 from roll.models.value import load_scores
+from roll.runs.offline.batches import given_batch
 from roll.training.deepspeed.settings import TrainSettings
 from roll.types import Pictures, Sequences, TrainBatch
 from tests.engines.training import (
@@ -46,6 +48,10 @@ ON_ONE_RANK = ([[0, 2], [3]], [[1], []])
 """By rank, the sequences of each micro-batch: only the first rank has pictures, and the second one a filler."""
 SHOWN: Sequence[Sequence[tuple[int, int]]] = ([(40, 24)], [], [(17, 90), (96, 30), (16, 16)], [(64, 64), (33, 47)])
 """By sequence, the width and height of each picture."""
+RESPONSES = [(5, 3), (4, 6), (2, 7), (6, 2)]
+"""Number of tokens of each pair's chosen and rejected response."""
+MARGIN = 0.25
+"""Margin of every second pair."""
 BETA, SMOOTHING = 0.5, 0.1
 KINDS: dict[str, tuple[ModelLoader, Loss, str]] = {
     "sft": (load_seeing_policy, NegativeLogLikelihood(), "token-mean"),
@@ -139,6 +145,18 @@ def batch_of(family: str, token: int, shown_sizes: Sequence[Sequence[tuple[int, 
     return TrainBatch(sequences, nothing, None, np.full(len(nothing), -1, np.int32))
 
 
+def pairs_of(family: str, token: int) -> list[Example]:
+    """Return four pairs, whose prompts show 1, 0, 3 and 2 pictures."""
+    prompts, generator, out = batch_of(family, token).sequences, np.random.default_rng(9), list[Example]()
+    for number, lengths in enumerate(RESPONSES):
+        own = packing.select(prompts, [number])
+        responses = [generator.integers(0, 250, length).astype(np.int32) for length in lengths]
+        whole = [np.concatenate([own.token_ids, response]) for response in responses]
+        answers = [ExampleSequence(ids, np.arange(len(ids)) >= len(own.token_ids), own.shown) for ids in whole]
+        out.append(Example(tuple(answers), MARGIN * (number % 2)))
+    return out
+
+
 def shares(
     batch: TrainBatch, by_rank: Sequence[Sequence[Sequence[int]]], mode: str = "token-mean"
 ) -> list[list[MicroBatch]]:
@@ -217,6 +235,20 @@ def padded_inputs(sequences: Sequences, family: str, token: int) -> dict[str, Te
     return given | {"pixel_values": pixels, "pixel_attention_mask": seen}
 
 
+def padded_pairs(family: str, token: int) -> Sequences:
+    """Return the sequences of the pairs, in which every sequence has pixels of its own."""
+    own = [
+        dataclasses.replace(
+            example,
+            sequences=tuple(dataclasses.replace(one, shown=copy.deepcopy(one.shown)) for one in example.sequences),
+        )
+        for example in pairs_of(family, token)
+    ]
+    found = given_batch(own).sequences
+    assert found.shown is not None and found.shown.shared is None
+    return found
+
+
 def padded_log_probs(model: nn.Module, sequences: Sequences, family: str, token: int) -> Tensor:
     """Return the log-probs of the tokens in the loss, [S]."""
     log_p = model(**padded_inputs(sequences, family, token)).logits.log_softmax(-1)
@@ -227,10 +259,15 @@ def padded_log_probs(model: nn.Module, sequences: Sequences, family: str, token:
     return log_p[rows, columns - 1, torch.from_numpy(targets).long()]
 
 
+def kernel_of(family: str) -> str:
+    """Return the attention of transformers that padded rows are computed with."""
+    # In eager attention, padding that is longer than a sliding window becomes NaN.
+    return "sdpa" if family in SQUARE else "eager"
+
+
 def plain_model(folder: Path, case: SeeingCase) -> Any:
     """Return transformers' model in float64, with what the case trains."""
-    # In eager attention, padding that is longer than a sliding window becomes NaN.
-    kernel = "sdpa" if case.family in SQUARE else "eager"
+    kernel = kernel_of(case.family)
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation=kernel)
     freeze_vision(model, case.frozen)
     return (add_lora(model, case.model_args, SEED) if case.lora else model).double().eval()

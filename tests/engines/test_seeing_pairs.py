@@ -7,11 +7,9 @@ formulas.
 from __future__ import annotations
 
 import asyncio
-import copy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,9 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
-from examples.tiny.make_seeing_model import ALWAYS_SEEING, PAD_ID, write_seeing_model
+from examples.tiny.make_seeing_model import FAMILIES, PAD_ID, write_seeing_model
 from roll.backend import Rank
+from roll.config.derived.model_shape import BOTH_WAYS
 from roll.data import packing
 from roll.data.examples import Example, ExampleSequence
 from roll.engines.hf.settings import HfRewardSettings, HfScoreSettings
@@ -44,9 +43,11 @@ from tests.engines.seeing import (
     SMOOTHING,
     SeeingCase,
     Seen,
-    batch_of,
+    kernel_of,
     padded_inputs,
     padded_log_probs,
+    padded_pairs,
+    pairs_of,
     plain_model,
     plain_updates,
     shares,
@@ -59,7 +60,7 @@ CASES = [
     *(
         SeeingCase(family, stage, kind=kind)
         for kind in ("dpo", "reward_model")
-        for family in ALWAYS_SEEING
+        for family in FAMILIES
         for stage in (2, 3)
     ),
     SeeingCase("qwen3_vl", 3, frozen="tower", kind="reward_model"),
@@ -71,17 +72,16 @@ QUICK = [
     SeeingCase("qwen2_5_vl", 2, kind="reward_model"),
     SeeingCase("smolvlm", 3, kind="reward_model"),
 ]
+EXPORTED = [case for case in CASES if case.kind == "reward_model" and case.stage == 2] + QUICK[3:]
+"""Cases whose export is loaded."""
 each_case = each("case", CASES, QUICK, ids=lambda case: case.name)
 ON_ONE_RANK = ([[0, 1, 4, 5], [6, 7]], [[2, 3], []])
 """By rank, the sequences of each micro-batch: the pair without a picture is alone on the second rank."""
-RESPONSES = [(5, 3), (4, 6), (2, 7), (6, 2)]
-"""Number of tokens of each pair's chosen and rejected response."""
-MARGIN = 0.25
-"""Margin of every second pair."""
 LOAD = """
 import sys, torch
 from transformers import AutoModelForSequenceClassification
-model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], dtype=torch.float32, trust_remote_code=True)
+keys = {"trust_remote_code": True} if sys.argv[3] else {}
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], dtype=torch.float32, **keys)
 torch.save({name: each.detach() for name, each in model.named_parameters()}, sys.argv[2])
 """
 Outcomes = dict[SeeingCase, list[Seen]]
@@ -89,7 +89,7 @@ Outcomes = dict[SeeingCase, list[Seen]]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {family: tmp_path_factory.mktemp("seeing") / family for family in ALWAYS_SEEING}
+    folders = {family: tmp_path_factory.mktemp("seeing") / family for family in FAMILIES}
     for family, folder in folders.items():
         write_seeing_model(folder, family, seed=0)
         write_seeing_model(folder.with_name("reference"), family, seed=1)
@@ -99,18 +99,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def tokens(models: dict[str, Path]) -> dict[str, int]:
     return {family: AutoConfig.from_pretrained(folder).image_token_id for family, folder in models.items()}
-
-
-def pairs_of(family: str, token: int) -> list[Example]:
-    """Return four pairs, whose prompts show 1, 0, 3 and 2 pictures."""
-    prompts, generator, out = batch_of(family, token).sequences, np.random.default_rng(9), list[Example]()
-    for number, lengths in enumerate(RESPONSES):
-        own = packing.select(prompts, [number])
-        responses = [generator.integers(0, 250, length).astype(np.int32) for length in lengths]
-        whole = [np.concatenate([own.token_ids, response]) for response in responses]
-        answers = [ExampleSequence(ids, np.arange(len(ids)) >= len(own.token_ids), own.shown) for ids in whole]
-        out.append(Example(tuple(answers), MARGIN * (number % 2)))
-    return out
 
 
 async def pair_batch(kind: str, examples: Sequence[Example], reference: Path) -> TrainBatch:
@@ -149,17 +137,6 @@ def outcomes(models: dict[str, Path], tokens: dict[str, int], folder: Path, requ
         work[case.batch] = shares(batch, ON_ONE_RANK, KINDS[case.kind][2])
     by_rank = run_ranks(updated, 2, folder, cases, models, work, folder)
     return {case: [seen[number] for seen in by_rank] for number, case in enumerate(cases)}
-
-
-def padded_pairs(family: str, token: int) -> Sequences:
-    """Return the sequences of the pairs, in which every sequence has pixels of its own."""
-    own = [
-        replace(example, sequences=tuple(replace(one, shown=copy.deepcopy(one.shown)) for one in example.sequences))
-        for example in pairs_of(family, token)
-    ]
-    found = given_batch(own).sequences
-    assert found.shown is not None and found.shown.shared is None
-    return found
 
 
 def plain_dpo(reference: Any, family: str, token: int) -> Callable[[Any], Tensor]:
@@ -203,7 +180,7 @@ def plain_bradley_terry(family: str, token: int) -> Callable[[Any], Tensor]:
 def plain_scorer(folder: Path, case: SeeingCase) -> Any:
     """Return a reward model in float64 with a head of zero, and otherwise the weights of the model that it is from."""
     scorer = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=1, dtype=torch.float32, attn_implementation="eager"
+        folder, num_labels=1, dtype=torch.float32, attn_implementation=kernel_of(case.family)
     )
     whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     own, other = dict(scorer.named_parameters()), dict(whole.named_parameters())
@@ -252,7 +229,7 @@ def test_updates_on_pairs_are_adamws(
     assert any(map(is_of_vision, moved)) == (not case.lora)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "smolvlm", "gemma3"])
 def test_kl_of_kto_counts_pictures_of_prompts(family: str, models: dict[str, Path], tokens: dict[str, int]) -> None:
     """Each prompt, with its pictures, is followed by the response to the next one."""
     token, given = tokens[family], [example.sequences[0] for example in pairs_of(family, tokens[family])]
@@ -279,7 +256,7 @@ def test_kl_of_kto_counts_pictures_of_prompts(family: str, models: dict[str, Pat
     assert estimate > 0, "the other direction would be cut off at 0"
 
 
-@pytest.mark.parametrize("family", ALWAYS_SEEING)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_packed_scores_are_those_of_rows_alone(family: str, models: dict[str, Path], tokens: dict[str, int]) -> None:
     case = SeeingCase(family, 0, kind="reward_model")
     packed, alone = load_scores(str(models[family]), case.model_args, 0), plain_scorer(models[family], case)
@@ -296,7 +273,7 @@ def test_packed_scores_are_those_of_rows_alone(family: str, models: dict[str, Pa
 
 
 @pytest.mark.parametrize("budget", [1, 200], ids=["each alone", "packed"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "smolvlm", "gemma3"])
 def test_served_scores_are_those_of_rows_alone(
     family: str, budget: int, models: dict[str, Path], tokens: dict[str, int], tmp_path: Path
 ) -> None:
@@ -320,7 +297,8 @@ def test_served_scores_are_those_of_rows_alone(
 
     with torch.no_grad():
         expected = torch.cat([padded_scores(alone, row, family, tokens[family]) for row in rows])
-    assert asyncio.run(run()) == pytest.approx(expected.tolist(), abs=2e-5) and float(expected.std()) > 0.1
+    tolerance = 4e-5 if family == "qwen3_5" else 2e-5  # scores are around 8, and the delta rule rounds more
+    assert asyncio.run(run()) == pytest.approx(expected.tolist(), abs=tolerance) and float(expected.std()) > 0.1
 
 
 def test_tower_sees_picture_of_pair_once(models: dict[str, Path], tokens: dict[str, int]) -> None:
@@ -333,11 +311,12 @@ def test_tower_sees_picture_of_pair_once(models: dict[str, Path], tokens: dict[s
     assert pictures is not None and len(pictures.grids) == 6 and len(pictures.copies) == 12
 
 
-@pytest.mark.parametrize("case", [case for case in QUICK if case.kind == "reward_model"], ids=lambda case: case.name)
+@each("case", EXPORTED, [case for case in QUICK if case in EXPORTED], ids=lambda case: case.name)
 def test_reward_model_is_exported_for_transformers(
     case: SeeingCase, outcomes: Outcomes, folder: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", LOAD, str(folder / case.name / "export"), str(tmp_path / "weights")]
+    remote = "" if case.family in BOTH_WAYS else "code"  # transformers has classifiers of those
+    command = [sys.executable, "-c", LOAD, str(folder / case.name / "export"), str(tmp_path / "weights"), remote]
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=limits.RUN, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -35,10 +35,23 @@ pytestmark = pytest.mark.usefixtures("as_in_workers")
 
 TOLERANCE = 1e-5
 """Largest allowed difference in fp32, in nats per token."""
+ROUNDING = 0.012
+"""Largest allowed mean difference in bf16, in nats per token. Seen: 0.003 and 0.007 with the trainer's own positions of
+placeholders, 0.03 with plain ones, and 0.07 and 0.12 with pictures in the wrong order.
+"""
 SHOWN: Sequence[Sequence[tuple[int, int]]] = ([(40, 24)], [], [(17, 40), (48, 30), (16, 16)], [(33, 47)])
 """By prompt, the width and height of each picture."""
-ENGINES = [*(f"hf-{family}" for family in FAMILIES), "vllm-idefics3"]
-"""vLLM's processors of the other families need torchvision, which the builds for the CPU lack."""
+NEEDS = {
+    "idefics3": (),
+    "smolvlm": ("torchvision", "num2words"),
+    "qwen2_5_vl": ("torchvision",),
+    "qwen3_vl": ("torchvision",),
+    "qwen3_5": ("torchvision",),
+}
+"""By family, the packages that vLLM needs besides. Published builds of torchvision do not fit PyTorch's CPU build."""
+HYBRID = "qwen3_5"
+"""The family whose delta rule vLLM computes on the CPU in bf16 alone."""
+ENGINES = [*(f"hf-{family}" for family in FAMILIES), *(f"vllm-{family}" for family in NEEDS)]
 QUICK = ["hf-qwen2_5_vl", "vllm-idefics3"]
 
 
@@ -62,6 +75,8 @@ class Seeing:
     engine: Running
     prompts: list[Prompt]
     sight: Sight
+    is_rounded: bool
+    """Whether the engine computes in bf16."""
 
     def groups(self, sampling: Sampling) -> list[RolloutGroup]:
         """Return the group of each prompt. All are sampled at the same time."""
@@ -75,6 +90,24 @@ class Seeing:
             return list(await asyncio.gather(*(turns.sample(prompt, None) for prompt in self.prompts)))
 
         return self.engine.wait(sample())
+
+    def policy(self, seed: int | None) -> PackedPolicy:
+        """Load the model in fp32, with weights that the engine holds as they are. With a seed, add noise to them."""
+        return self.held(policy(self.engine.folder / "model", seed, SEEING_ARGS))
+
+    def held(self, current: PackedPolicy) -> PackedPolicy:
+        """Round the weights of a policy to the engine's dtype, in place."""
+        if self.is_rounded:
+            for parameter in current.causal.parameters():
+                parameter.data = parameter.data.bfloat16().float()
+        return current
+
+    def assert_close(self, found: np.ndarray, expected: np.ndarray, tolerance: float = TOLERANCE) -> None:
+        """Compare log-probs of the engine with those of the trainer."""
+        if self.is_rounded:
+            assert np.abs(found - expected).mean() < ROUNDING
+        else:
+            np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
 def prompts_of(folder: Path, model: Path) -> tuple[list[Prompt], Sight]:
@@ -100,11 +133,18 @@ def prompts_of(folder: Path, model: Path) -> tuple[list[Prompt], Sight]:
 @pytest.fixture(scope="module", params=tiered(ENGINES, QUICK))
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     kind, _, family = request.param.partition("-")
+    for package in NEEDS[family] if kind == "vllm" else ():
+        pytest.importorskip(package, reason=f"vLLM's processor of {family} needs the package {package}")
+    is_rounded = kind == "vllm" and family == HYBRID
     folder = tmp_path_factory.mktemp(f"{kind}-{family}")
-    write_seeing_model(folder / "model", family, seed=0)
+    write_seeing_model(folder / "model", family, seed=0, wide=kind == "vllm")
     prompts, sight = prompts_of(folder, folder / "model")
-    with running(kind, folder / "model", folder, model_args=SEEING_ARGS) as one:
-        yield Seeing(one, prompts, sight)
+    name = "vllm_hybrid" if is_rounded else kind
+    model_args = SEEING_ARGS.model_copy(update={"dtype": "bf16" if is_rounded else "fp32"})
+    with running(name, folder / "model", folder, model_args=model_args) as one:
+        found = Seeing(one, prompts, sight, is_rounded)
+        one.policy = found.policy(None)
+        yield found
 
 
 @torch.no_grad()
@@ -122,7 +162,7 @@ def assert_at_the_policy(seeing: Seeing, current: PackedPolicy) -> np.ndarray:
     assert step.sequences.shown is not None and step.behaviour_log_probs is not None
     assert step.sequences.shown.counts.tolist() == [1] * 3 + [0] * 3 + [3] * 3 + [1] * 3
     found = step.behaviour_log_probs[step.sequences.response_mask]
-    np.testing.assert_allclose(found, trainers_log_probs(current, step), rtol=0, atol=TOLERANCE)
+    seeing.assert_close(found, trainers_log_probs(current, step))
     return found
 
 
@@ -131,11 +171,11 @@ def test_log_probs_of_pictures_are_the_trainers(seeing: Seeing) -> None:
 
 
 def test_synced_engine_sees_with_new_tower(seeing: Seeing) -> None:
-    before, current = seeing.engine.policy, policy(seeing.engine.folder / "model", 7, SEEING_ARGS)
+    before, current = seeing.engine.policy, seeing.policy(7)
     seeing.engine.push(current)
     assert_at_the_policy(seeing, current)
     # The tower alone changes, so that an engine with cached features of the pictures would be found out.
-    tower = policy(seeing.engine.folder / "model", 7, SEEING_ARGS)
+    tower = seeing.policy(7)
     for name, parameter in tower.causal.named_parameters():
         if "visual" in name or "vision" in name or "connector" in name:
             parameter.data.copy_(before.causal.get_parameter(name).data)
@@ -144,13 +184,13 @@ def test_synced_engine_sees_with_new_tower(seeing: Seeing) -> None:
 
 
 def test_responses_end_before_a_placeholder(seeing: Seeing) -> None:
-    likely = policy(seeing.engine.folder / "model", 7, SEEING_ARGS)
+    likely = seeing.policy(7)
     head = likely.causal.get_output_embeddings()
     assert head is not None
     weight = head.weight.data
     assert isinstance(weight, torch.Tensor)
     weight[seeing.sight.token_id] = 8 * weight.std() * torch.randn(len(weight[0]), generator=torch.manual_seed(1))
-    seeing.engine.push(likely)
+    seeing.engine.push(seeing.held(likely))
     groups = seeing.groups(Sampling(40, samples=8))
     responses = [episode.sampled[0] for group in groups for episode in group.episodes]
     assert not any(seeing.sight.token_id in segment.token_ids for segment in responses)
@@ -158,7 +198,7 @@ def test_responses_end_before_a_placeholder(seeing: Seeing) -> None:
     step = experience(groups, Shaping())
     assert step.behaviour_log_probs is not None
     found = step.behaviour_log_probs[step.sequences.response_mask]
-    np.testing.assert_allclose(found, trainers_log_probs(likely, step), rtol=0, atol=10 * TOLERANCE)
+    seeing.assert_close(found, trainers_log_probs(likely, step), 10 * TOLERANCE)
 
 
 def test_reference_sees_what_policy_sees(seeing: Seeing) -> None:

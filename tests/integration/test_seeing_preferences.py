@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 from examples.tiny.make_seeing_model import write_seeing_model
 from examples.tiny.make_shapes import COLOURS, SHAPES, write_shapes
+from roll.config.derived.model_shape import BOTH_WAYS
+from roll.models.pictures import is_of_vision
 from tests.integration.conftest import World
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
@@ -68,6 +70,28 @@ def test_policy_prefers_what_pictures_show(pair_world: World) -> None:
     )
     changed = {name for name, weight in own.named_parameters() if not torch.equal(weight, before.get_parameter(name))}
     assert any("visual" in name for name in changed) and any("language_model" in name for name in changed)
+
+
+@pytest.mark.parametrize("family", BOTH_WAYS)
+@pytest.mark.parametrize("name", ["tiny_dpo", "tiny_reward_model"])
+def test_asked_towers_learn_from_pairs(name: str, family: str, pair_world: World) -> None:
+    out, role = f"{name}-{family}", "actor_train" if name == "tiny_dpo" else "reward_train"
+    before = pair_world.folder / family
+    write_seeing_model(before, family, seed=0)
+    more = [f"++{role}.model_args.sees_pictures=true", f"output_dir={out}", f"pretrain={family}"]
+    more += [f"{role}.training_args.warmup_steps=0"]
+    if name == "tiny_dpo":
+        more += [f"~{role}.model_args.{key}" for key in ("lora_target", "lora_rank", "lora_alpha")]
+        more += [f"+reference={REFERENCE}", "+reference.model_args.sees_pictures=true"]
+    # The head of a reward model is 0 at first, so that the layers below learn from the second update on.
+    outcome = pair_world.run("--config-name", f"tiny/{name}", *words(role, 2, 1e-3), *more)
+    assert outcome.status == 0, outcome.output
+    kind = AutoModelForImageTextToText if name == "tiny_dpo" else AutoModelForSequenceClassification
+    own = kind.from_pretrained(pair_world.folder / out / "export", dtype=torch.float32)
+    old = AutoModelForImageTextToText.from_pretrained(before, dtype=torch.float32)
+    shared = dict(old.named_parameters())
+    changed = {key for key, each in own.named_parameters() if key in shared and not torch.equal(each, shared[key])}
+    assert {is_of_vision(key) for key in changed} == {True, False}
 
 
 def test_reward_model_scores_what_pictures_show(pair_world: World) -> None:

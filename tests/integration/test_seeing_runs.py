@@ -113,20 +113,23 @@ def test_served_judge_sees_pictures(untrained: World) -> None:
     assert all(row["judge/shapes/unavailable"] == 0 for row in asked)
 
 
-def test_reward_model_sees_pictures(untrained: World) -> None:
+@pytest.mark.parametrize("family", ["qwen3_vl", *BOTH_WAYS])
+def test_reward_model_sees_pictures(untrained: World, family: str) -> None:
     seeing_classifiers.register()
-    scorer = AutoModelForSequenceClassification.from_pretrained(untrained.folder / "model", num_labels=1)
-    scorer.save_pretrained(untrained.folder / "scorer")
-    for file in (untrained.folder / "model").glob("*"):
+    model, scorer = untrained.folder / f"policy-{family}", untrained.folder / f"scorer-{family}"
+    write_seeing_model(model, family, seed=0)
+    AutoModelForSequenceClassification.from_pretrained(model, num_labels=1).save_pretrained(scorer)
+    for file in model.glob("*"):
         if file.name.startswith(("tokenizer", "preprocessor", "chat_template", "special")):
-            shutil.copy(file, untrained.folder / "scorer")
-    model = "model_args: {model_name_or_path: scorer, dtype: fp32}, strategy_args: {strategy_name: hf_infer}"
-    words = ("pretrain=model", "output_dir=scored", *STEPS)
-    outcome = untrained.run(
-        *("--config-name", "tiny/tiny_rlvr_pictures", *words, f"rewards={{shapes: {{reward: reward_model, {model}}}}}")
-    )
+            shutil.copy(file, scorer)
+    asked = family in BOTH_WAYS
+    keys = f"{{model_name_or_path: {scorer.name}, dtype: fp32{', sees_pictures: true' if asked else ''}}}"
+    reward = f"{{reward: reward_model, model_args: {keys}, strategy_args: {{strategy_name: hf_infer}}}}"
+    words = [f"pretrain={model.name}", f"output_dir=scored-{family}", *STEPS, f"rewards={{shapes: {reward}}}"]
+    words += [f"++{role}.model_args.sees_pictures=true" for role in ("actor_train", "actor_infer") if asked]
+    outcome = untrained.run("--config-name", "tiny/tiny_rlvr_pictures", *words)
     assert outcome.status == 0, outcome.output
-    found = [row for row in untrained.metrics("scored") if row["step"]]
+    found = [row for row in untrained.metrics(f"scored-{family}") if row["step"]]
     assert all(row["reward/scored_fraction"] == 1.0 and row["reward/std"] > 0 for row in found)
 
 

@@ -13,7 +13,7 @@ from roll.config.derived.sight import WISH, blind_faults, unread_tower
 from roll.config.load.on_disk import held_out_data
 from roll.config.schema.model import DataConfig
 from roll.config.schema.model_rewards import JUDGE
-from roll.config.schema.offline import DistillConfig, SftConfig
+from roll.config.schema.offline import DistillConfig, DpoConfig
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig, ScorerConfig
@@ -38,8 +38,10 @@ def picture_key_faults(config: Config) -> Iterator[Fault]:
             yield Fault(f"{where}.images", problem, "set only one of the two", "exclusive")
     for name, role in model_roles(config).items():
         model = role.model_args
-        if model.sees_pictures and not (isinstance(config, SftConfig | RlvrConfig) and name in (own, *SEEING)):
-            problem = "true, but models that must be asked see pictures only in SFT, and as RLVR's policy and reference"
+        if model.sees_pictures and not _may_be_asked(config, own, name, role):
+            problem = "true, but models that must be asked see pictures only as "
+            problem += "a reward model" if isinstance(config, RlvrConfig) else "the model in training"
+            problem += f", and as {', '.join(SEEING)}; and not in distillation"
             yield Fault(f"{name}.model_args.{WISH}", problem, "remove it", "not_supported")
         if "freeze_vision" not in model.model_fields_set:
             continue
@@ -50,6 +52,11 @@ def picture_key_faults(config: Config) -> Iterator[Fault]:
         elif model.lora_target and model.freeze_vision != "all":
             problem = f"'{model.freeze_vision}', but lora_target is {model.lora_target}, which freezes all of the model"
             yield Fault(where, problem, "remove it, or remove lora_target", "contradiction")
+
+
+def _may_be_asked(config: Config, learning: str, name: str, role: RoleConfig) -> bool:
+    """Return whether `model_args.sees_pictures` of a role is read. `learning`: name of the role in training."""
+    return not isinstance(config, DistillConfig) and (name in (learning, *SEEING) or isinstance(role, ScorerConfig))
 
 
 def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:
@@ -64,7 +71,8 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
             if name == learning and unread_tower(role.model_args.model_name_or_path or config.pretrain):
                 yield from blind_faults(config)
             continue
-        if shapes[name].vision is None and role.model_args.sees_pictures and name in (learning, *SEEING):
+        is_asked = role.model_args.sees_pictures and _may_be_asked(config, learning, name, role)
+        if shapes[name].vision is None and is_asked:
             problem = "true, but roll runs no vision tower of this model"
             yield Fault(f"{name}.model_args.{WISH}", problem, "remove it, or use another model", "no_effect")
         if shapes[name].vision is None:
@@ -81,14 +89,14 @@ def seeing_faults(config: Config, shapes: Mapping[str, ModelShape]) -> Iterator[
             yield Fault(_model_key(name, role), problem, "use a model of text alone", "not_supported")
         else:
             yield from _unsupported(name, role)
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrConfig | DpoConfig):
         yield from _not_together(config)
-        if learning in shapes:
-            yield from _not_in_rlvr(config, shapes) if shapes[learning].vision else _unseeing(config)
-            yield from _blind_judges(config, shapes)
+    if isinstance(config, RlvrConfig) and learning in shapes:
+        yield from _not_in_rlvr(config, shapes) if shapes[learning].vision else _unseeing(config)
+        yield from _blind_judges(config, shapes)
 
 
-def _not_together(config: RlvrConfig) -> Iterator[Fault]:
+def _not_together(config: RlvrConfig | DpoConfig) -> Iterator[Fault]:
     """Yield faults of roles that would see no pictures beside a policy that is asked to see them, or the reverse."""
     wishes = {name: role.model_args.sees_pictures for name, role in model_roles(config).items() if name in SEEING}
     for name, wish in wishes.items():
@@ -99,7 +107,7 @@ def _not_together(config: RlvrConfig) -> Iterator[Fault]:
 
 
 SEEING = ("actor_train", "actor_infer", "reference")
-"""Roles of RLVR whose model may see pictures."""
+"""Roles whose model may see pictures beside that in training, and reward models."""
 
 
 def _not_in_rlvr(config: RlvrConfig, shapes: Mapping[str, ModelShape]) -> Iterator[Fault]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
@@ -21,8 +21,16 @@ from roll.errors import Fault
 
 TRITON_BACKENDS = "triton.backends"
 """Entry points under which packages announce backends of Triton."""
-NEED_TORCHVISION = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
-"""Values of `model_type` of models whose processors in vLLM also read videos, for which they need torchvision."""
+NEEDED_BY_PROCESSOR: Mapping[str, tuple[str, ...]] = {
+    "qwen2_5_vl": ("torchvision",),
+    "qwen3_vl": ("torchvision",),
+    "smolvlm": ("torchvision", "num2words"),
+}
+"""By `model_type`, the packages that a model's processor in vLLM needs, because it also reads videos."""
+INSTALL: Mapping[str, str] = {
+    "torchvision": "install the torchvision build for this torch version",
+    "num2words": "pip install num2words",
+}
 LARGEST_ADAPTER_RANK = 512
 """vLLM's largest `max_lora_rank`."""
 CPU_HEADS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -84,17 +92,14 @@ def missing_in_vllm(name: str, role: RoleConfig, shape: ModelShape | None) -> It
     where = f"{name}.strategy_args.strategy_name"
     if shape and shape.delta and find_spec("torchvision") is None:
         problem = "vllm, but its code for Qwen3.5 needs the package torchvision, which is not installed"
-        yield Fault(
-            where, problem, "install the torchvision build for this torch version, or use hf_infer", "not_installed"
-        )
-    if shape and shape.vision and shape.vision.model_type in NEED_TORCHVISION and find_spec("torchvision") is None:
-        kind = shape.vision.model_type
-        problem = (
-            f"vllm, but its processor of pictures for {kind} needs the package torchvision, which is not installed"
-        )
-        yield Fault(
-            where, problem, "install the torchvision build for this torch version, or use hf_infer", "not_installed"
-        )
+        yield Fault(where, problem, f"{INSTALL['torchvision']}, or use hf_infer", "not_installed")
+    kind = shape.vision.model_type if shape and shape.vision else ""
+    for package in NEEDED_BY_PROCESSOR.get(kind, ()):
+        if find_spec(package) is None:
+            problem = (
+                f"vllm, but its processor of pictures for {kind} needs the package {package}, which is not installed"
+            )
+            yield Fault(where, problem, f"{INSTALL[package]}, or use hf_infer", "not_installed")
     on_cpu = shape if role.device_mapping is None else None
     if on_cpu and not on_cpu.latent_attention and on_cpu.head_dim not in CPU_HEADS:  # latent attention: other kernel
         sizes = ", ".join(map(str, CPU_HEADS))

@@ -29,6 +29,10 @@ SET_BY_ROLL: Mapping[str, str] = {
     "convert": "it follows from the role",
 }
 """Arguments that have no key, with the reason."""
+SET_FOR_POLICY: Mapping[str, str] = {
+    "mm_processor_kwargs": "the trainer reads pictures by the model's preprocessor_config.json alone",
+}
+"""Arguments that are free for judges only, with the reason."""
 SET_ON_CPU: Mapping[str, str] = {
     CACHE_ARGUMENT: "on the CPU kv_cache_gib sets it",
     "enable_chunked_prefill": "on the CPU seeded samples would end the engine",
@@ -44,6 +48,7 @@ def engine_args_faults(engine: VllmConfig, where: str, role_name: str, role: Rol
         where: place of the engine's block.
     """
     taken = {**SET_BY_ROLL, **(SET_ON_CPU if role.device_mapping is None else {})}
+    taken |= SET_FOR_POLICY if role_name == "actor_infer" else {}
     for key, value in engine.engine_args.items():
         place = f"{where}.engine_args.{key}"
         if key in VllmConfig.model_fields:

@@ -49,6 +49,7 @@ from roll.data.picture_files import decoded
 from roll.engines.as_they_end import as_they_end
 from roll.engines.request_gate import RequestGate
 from roll.engines.vllm.fork_server import forked_engine
+from roll.engines.vllm.pillow import use_pillow
 from roll.engines.vllm.settings import VllmRewardSettings, VllmSettings
 from roll.errors import WeightSyncError
 from roll.models.load import load_tokenizer
@@ -296,6 +297,7 @@ class VllmGenerate:
         arguments |= settings.engine.engine_args
         self._texts = ResponseTexts(load_tokenizer(settings.model_path, settings.model_args.trust_remote_code))
         use_fp32_attention(settings)
+        use_pillow()
         announce("starting the engine's process")
         with forked_engine():
             self._engine = AsyncLLM.from_engine_args(

@@ -139,7 +139,9 @@ def prepare_scorer(config: RlvrConfig, domain: str, reward: RewardConfig) -> Cal
         return tokens[: int(np.flatnonzero(scored_token(tokens, pad))[0]) + 1], shown
 
     def make(roles: Roles) -> Scorer:
-        engines, context = roles.reward_model(f"{PREFIX}{domain}", role, positions_of(path, config))
+        engines, context = roles.reward_model(
+            f"{PREFIX}{domain}", role, positions_of(path, config, model_args.sees_pictures)
+        )
         return Scorer(engines, encode, context, reward.failed_value)
 
     return make
@@ -149,21 +151,26 @@ def _sight_of_scorer(
     config: RlvrConfig, place: str, path: str, tokenizer: PreTrainedTokenizerBase, model_args: ModelConfig
 ) -> Sight | None:
     """Return how a reward model sees pictures; None if it sees none. Raises DataError if the policy sees some then."""
-    sight, policy = load_sight(path, tokenizer, model_args.trust_remote_code), config.actor_train.model_args
+    sight = load_sight(path, tokenizer, model_args.trust_remote_code, model_args.sees_pictures)
+    policy = config.actor_train.model_args
     if sight is None and sees_readably(model_path(config, policy), policy):
         problem = f"'{path}' sees no pictures, and the policy's prompts may show some"
-        remedy = "use a reward model that sees pictures, or a policy of text alone"
+        remedy = "use a reward model that sees pictures (Qwen3.5 and Gemma 3: set model_args.sees_pictures: true), or "
+        remedy += "a policy of text alone"
         raise DataError(Fault(f"{place}.model_args.model_name_or_path", problem, remedy, "unfit"))
     return sight
 
 
-def positions_of(path: str, config: RlvrConfig) -> int:
+def positions_of(path: str, config: RlvrConfig, asked: bool | None = None) -> int:
     """Return the largest number of tokens of an input to a reward model, counted by the model's own tokenizer.
 
     It is twice the longest sequence of the policy, plus the tokens of the template, but at most the model's number of
     position embeddings.
+
+    Args:
+        asked: `model_args.sees_pictures`.
     """
-    shape = model_shape(path)
+    shape = model_shape(path, asked)
     room = 2 * longest_sequence(config) + TEMPLATE_TOKENS
     return min(room, shape.max_position_embeddings) if shape and shape.max_position_embeddings else room
 
