@@ -38,7 +38,7 @@ from roll.agents.gateway.session import AgentSession, SessionBounds
 from roll.data.renderers.base import ChatRenderer
 from roll.data.renderers.families import chat_renderer
 from roll.system.step_memory import collect_rarely, memory_of_steps
-from roll.types import Completion, FinishReason, Ints, NumberedCompletions, Sampling, Session
+from roll.types import AskedPictures, Completion, FinishReason, Ints, NumberedCompletions, Sampling, Session
 
 LOOPBACK = "127.0.0.1"
 CONTEXT_TOKENS = 1 << 20
@@ -117,7 +117,12 @@ class WaitingEngine:
         self._seconds = seconds
 
     async def generate(
-        self, token_ids: Ints, sampling: Sampling, seed: int | None = None, session: Session | None = None
+        self,
+        token_ids: Ints,
+        sampling: Sampling,
+        seed: int | None = None,
+        session: Session | None = None,
+        shown: AskedPictures | None = None,
     ) -> AsyncGenerator[NumberedCompletions, None]:
         """See `Generator`."""
         await asyncio.sleep(self._seconds)

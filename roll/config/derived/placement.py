@@ -384,15 +384,15 @@ def placement_warnings(config: Config) -> list[str]:
     sharing = [name for name, shared in others.items() if shared]
     ahead = config.async_generation_ratio > 0 and not interrupting(config)
     stays = not config.time_sharing or ahead
-    by_fraction = isinstance(memory, EngineMemory) and memory.cache is None
-    if by_fraction and sharing and memory.fraction > (0.85 if stays else 0.95):
-        where = f"actor_infer.strategy_args.strategy_config.{memory.fraction_key}"
+    engine = memory if isinstance(memory, EngineMemory) and memory.cache is None else None
+    if engine and sharing and engine.fraction > (0.85 if stays else 0.95):
+        where = f"actor_infer.strategy_args.strategy_config.{engine.fraction_key}"
         usual = (
             "0.6 is usual if the other roles stay"
             if stays
             else "they leave, but their CUDA contexts stay; 0.9 is usual"
         )
-        warnings.append(f"{where}: {memory.fraction:g} leaves little memory for {' and '.join(sharing)}; {usual}")
+        warnings.append(f"{where}: {engine.fraction:g} leaves little memory for {' and '.join(sharing)}; {usual}")
     for name in ("reference", *teacher_roles(config)):
         if name in sharing and ahead:
             warnings.append(

@@ -12,6 +12,7 @@ import pytest
 
 from roll.agents.environments.base import Observation
 from roll.agents.environments.checked import BadReturn, observation_of
+from roll.agents.environments.picture_contents import file_of
 from roll.agents.environments.tasks import task_of
 from roll.agents.gateway.asked import RequestRefused
 from roll.agents.gateway.checked import messages_of
@@ -373,11 +374,11 @@ def test_the_gateway_reads_messages_as_data_does() -> None:
 
 def test_environments_read_messages_as_data_does() -> None:
     parts = [{"type": "text", "text": "a"}]
-    assert observation_of(Observation([{"role": "developer", "content": parts}])).messages == [
+    assert observation_of(Observation([{"role": "developer", "content": parts}]), file_of).messages == [
         {"role": "system", "content": "a"}
     ]
     assert task_of({"messages": [{"from": "human", "value": "a"}]}) == [{"role": "user", "content": "a"}]
     with pytest.raises(ValueError, match="message 1 .*'train': True; remove 'train'"):
         task_of({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "train": True}]})
     with pytest.raises(BadReturn, match="image"):
-        observation_of(Observation([{"role": "user", "content": [{"type": "image_url"}]}]))
+        observation_of(Observation([{"role": "user", "content": [{"type": "image_url"}]}]), file_of)
