@@ -241,8 +241,8 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "observation may fill the context": Mutant(
         "roll/agents/episodes.py",
-        "if bridge is not None else 0) >= self._longest",
-        "if bridge is not None else 0) > self._longest",
+        "if len(bridged.token_ids) + len(context) >= self._limits.sequence:",
+        "if len(bridged.token_ids) + len(context) > self._limits.sequence:",
         "rollout/test_episodes.py::test_observation_filling_the_context_is_dropped",
     ),
     "generation without room": Mutant(

@@ -380,5 +380,5 @@ def test_environments_read_messages_as_data_does() -> None:
     assert task_of({"messages": [{"from": "human", "value": "a"}]}) == [{"role": "user", "content": "a"}]
     with pytest.raises(ValueError, match="message 1 .*'train': True; remove 'train'"):
         task_of({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "train": True}]})
-    with pytest.raises(BadReturn, match="part 0 of a message is a picture that does not say where it is"):
+    with pytest.raises(BadReturn, match="picture"):
         observation_of(Observation([{"role": "user", "content": [{"type": "image_url"}]}]), file_of)
