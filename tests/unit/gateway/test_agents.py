@@ -331,7 +331,9 @@ def test_a_cancelled_run_leaves_nothing() -> None:
             await running
 
     run(work())
-    assert children() <= before and set(os.listdir("/proc/self/fd")) == files
+    assert children() <= before
+    # A file that another thread of the test session has open for a moment is no leftover.
+    limits.until(lambda: set(os.listdir("/proc/self/fd")) == files, "the same files are open")
 
 
 def test_agents_are_looked_at_before_anything_starts(module: str) -> None:
