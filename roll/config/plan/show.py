@@ -375,7 +375,10 @@ def fit_line(plan: Plan, gpu_memory_gib: float) -> str:
     size = f"GPUs of {gpu_memory_gib:g} GiB, by the estimate"
     if not wrong:
         return f"It fits into {size}"
-    remedy = "use more GPUs, ZeRO-3, offload, a larger tensor_parallel_size, or a smaller max_tokens_per_microbatch"
+    remedy = (
+        "use more GPUs, ZeRO-3, offload, a larger tensor_parallel_size, a smaller max_tokens_per_microbatch, or "
+        "another share of the GPU for the engine"
+    )
     return f"warning: too much for {size}: {', '.join(wrong)}; {remedy}"
 
 
