@@ -81,10 +81,13 @@ def _enough(count: int, memory: RoleMemory, engine: EngineMemory, gpu_memory: fl
     """Return which value of the engine's key holds this many sequences of full length."""
     cache = count * memory.device["kv_cache"]
     need = (memory.device["weights"] + cache + LEFT_OUT) / gpu_memory
-    key = engine.fraction_key if engine.cache is None else engine.cache_key
+    if engine.cache is None:
+        key, enough = engine.fraction_key, f"{math.ceil(need * 100) / 100:g}"
+    else:
+        key, enough = engine.cache_key, str(cache)  # bytes, every digit: the key takes no rounded number
     if need > MOST_RESERVED:
         return f"which do not fit at full length with any {key}, so some would wait"
-    return f"for which {key} {math.ceil(need * 100) / 100 if engine.cache is None else cache:g} is enough"
+    return f"for which {key} {enough} is enough"
 
 
 def _microbatch_lines(config: Config, plan: Plan) -> Iterator[str]:

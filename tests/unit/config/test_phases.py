@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -50,6 +51,8 @@ def test_cache_in_bytes_replaces_the_fraction() -> None:
     assert misfits(plan, least - 1)
     (line,) = [line for line in advice_lines(config, plan) if line.startswith("KV cache of actor_infer")]
     assert f"{4 * GIB // engine.device['kv_cache']:,} sequences" in line
+    found = re.search(r"(\d+) are assigned .*kv_cache_memory_bytes (\d+) is enough", line)
+    assert found and int(found[2]) == int(found[1]) * engine.device["kv_cache"]
     assert f"{weights / GIB + 4:.2f} GiB with the KV cache" in device_lines(plan)[0]
 
 
