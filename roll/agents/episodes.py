@@ -283,7 +283,7 @@ class _Turns:
     def _tokens(
         self, write: Callable[[ChatRenderer], Ints | None], pictures: Sequence[SeenPicture]
     ) -> GivenTokens | None:
-        """Return what `write` renders; None if it does. Raises TemplateFault."""
+        """Return the tokens that `write` renders, or None if `write` returns None. Raises TemplateFault."""
         if self._sight is not None:
             return self._sight.tokens(write, pictures)
         token_ids = write(self._renderer)

@@ -96,7 +96,7 @@ class EpisodeSight:
     def tokens(
         self, write: Callable[[ChatRenderer], Ints | None], pictures: Sequence[SeenPicture]
     ) -> GivenTokens | None:
-        """Return what `write` renders with pictures; None if it does.
+        """Return the tokens that `write` renders with pictures, or None if `write` returns None.
 
         Raises:
             TemplateFault: the template does not write each picture once.

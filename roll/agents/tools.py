@@ -192,7 +192,7 @@ def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
 
 def answered(call: Mapping[str, Any], value: Any) -> Answered:
     """Return the message to the model with the value that a tool returned: a text, a picture, a list of texts and
-    pictures, or a value that is told as JSON.
+    pictures, or a value that is written as JSON.
 
     Raises:
         CallError: a picture cannot be used, or is inside another value.
