@@ -1,7 +1,7 @@
 """Runs a recipe with roll and with TRL's GRPOTrainer, one GPU each, and compares the time to reach an accuracy.
 
-    python benchmarks/beside_trl.py [--recipe recipes/smollm2_sums_grpo] [--seed 42] [--devices 0,1] [--threshold 0.4]
-        [--until-reached] [--folder FOLDER] [--json FILE] [KEY=VALUE ...]
+    python benchmarks/beside_trl.py [--recipe recipes/smollm2_sums_grpo] [--seeds 42,43] [--devices 0,1]
+        [--threshold 0.4] [--until-reached] [--folder FOLDER] [--json FILE] [KEY=VALUE ...]
     python benchmarks/beside_trl.py --table FILE ...
 
 Both have the recipe's model, rows, reward, batch, learning rate and number of steps, and measure the greedy accuracy on
@@ -54,23 +54,34 @@ class Validation:
     """Seconds since the command was started."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a program runs."""
+
+    device: str
+    """The number of its GPU."""
+    cores: frozenset[int]
+
+
 class Side:
     """A running program, and what it has said of its validations."""
 
     def __init__(
-        self, name: str, command: Sequence[str], device: str, scratch: Path, said: Path, until: float | None = None
+        self, name: str, command: Sequence[str], place: Place, scratch: Path, said: Path, until: float | None = None
     ) -> None:
-        """Start `command` on a device. It writes a JSON object per line into the file `said`, and is ended when it has
+        """Start `command` at a place. It writes a JSON object per line into the file `said`, and is ended when it has
         reached the accuracy `until`, if given.
         """
         self.name, self.said, self.curve, self.ended = name, said, list[Validation](), False
+        self.errors = scratch / f"{name}.err"
         self._until = until
         self._lines, self._training = 0, 0.0
-        variables = environment(str(scratch)) | {"CUDA_VISIBLE_DEVICES": device}
+        variables = environment(str(scratch)) | {"CUDA_VISIBLE_DEVICES": place.device}
         output = said if name == "TRL" else scratch / f"{name}.out"
-        with output.open("w") as out, (scratch / f"{name}.err").open("w") as errors:
+        with output.open("w") as out, self.errors.open("w") as errors:
             self.begin = time.perf_counter()
             self.process = subprocess.Popen(list(command), env=variables, stdout=out, stderr=errors, text=True)
+        os.sched_setaffinity(self.process.pid, place.cores)  # Its children inherit it.
 
     def read(self) -> None:
         """Read the lines that were written since the last call."""
@@ -132,35 +143,64 @@ def work_of(recipe: str, keys: Sequence[str], seed: int, scratch: Path) -> Work:
     )
 
 
-def run(options: argparse.Namespace, scratch: Path) -> dict[str, list[Validation]]:
-    """Run both programs at the same time, and return their curves. Raises SystemExit if one fails."""
-    keys, devices = options.overrides, options.devices.split(",")
-    work = scratch / "work.json"
-    work.write_text(json.dumps(asdict(work_of(options.recipe, keys, options.seed, scratch))))
-    mine = ["--config-dir", str(EXAMPLES), "--config-name", options.recipe, f"output_dir={scratch}/run", *keys]
-    commands = {
-        "roll": [sys.executable, "-m", "roll.pipeline", *mine, f"seed={options.seed}"],
-        "TRL": [sys.executable, "-m", "benchmarks.trl_grpo", str(work)],
-    }
-    said = {"roll": scratch / "run" / "metrics.jsonl", "TRL": scratch / "TRL.out"}
-    until = options.threshold if options.until_reached else None
-    sides = [Side(name, commands[name], devices[at], scratch, said[name], until) for at, name in enumerate(SIDES)]
-    try:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while any(side.process.poll() is None for side in sides):
-            for side in sides:
-                side.read()
-                if side.failed or time.monotonic() > deadline:
-                    errors = (scratch / f"{side.name}.err").read_text()[-4000:]
-                    raise SystemExit(f"{side.name} ended with status {side.process.poll()}:\n{errors}")
-            time.sleep(POLL_SECONDS)
-        for side in sides:
-            side.read()
-    finally:
-        for side in sides:
-            if side.process.poll() is None:
-                end(side.process)
-    return {side.name: side.curve for side in sides}
+class Lane:
+    """The runs of one program: one seed after the other, at one place."""
+
+    def __init__(self, name: str, place: Place, options: argparse.Namespace, folder: Path) -> None:
+        self.name, self.curves = name, dict[int, list[Validation]]()
+        self.place, self._options, self.folder = place, options, folder
+        self._left, self._deadline = list(options.seeds), 0.0
+        self._side: Side | None = None
+
+    def advance(self) -> bool:
+        """Read what the running program has said, and start the next one if it has ended. Return whether one runs.
+
+        Raises:
+            SystemExit: the program failed or is late
+        """
+        if self._side is not None:
+            ended = self._side.process.poll() is not None
+            self._side.read()
+            if self._side.failed or time.monotonic() > self._deadline:
+                status, errors = self._side.process.poll(), self._side.errors.read_text()[-4000:]
+                raise SystemExit(f"{self.name} ended with status {status}:\n{errors}")
+            if not ended:
+                return True
+            self._side = None
+            print(f"{self.name}: ended, {len(self._left)} seeds are left", flush=True)
+        if not self._left:
+            return False
+        seed = self._left.pop(0)
+        self._side, self._deadline = self.start(seed), time.monotonic() + DEADLINE_SECONDS
+        self.curves[seed] = self._side.curve
+        return True
+
+    def start(self, seed: int) -> Side:
+        """Start the program with a seed."""
+        options, scratch = self._options, self.folder / f"{self.name}-{seed}"
+        scratch.mkdir(parents=True)
+        if self.name == "TRL":
+            said, work = scratch / "TRL.out", scratch / "work.json"
+            work.write_text(json.dumps(asdict(work_of(options.recipe, options.overrides, seed, scratch))))
+            words = ["-m", "benchmarks.trl_grpo", str(work)]
+        else:
+            said = scratch / "run" / "metrics.jsonl"
+            words = ["-m", "roll.pipeline", "--config-dir", str(EXAMPLES), "--config-name", options.recipe]
+            words += [f"output_dir={scratch}/run", *options.overrides, f"seed={seed}"]
+        until = options.threshold if options.until_reached else None
+        return Side(self.name, [sys.executable, *words], self.place, scratch, said, until)
+
+    def end(self) -> None:
+        """End the running program, if any."""
+        if self._side is not None and self._side.process.poll() is None:
+            end(self._side.process)
+
+
+def halves() -> tuple[frozenset[int], frozenset[int]]:
+    """Return the cores of roll and those of TRL: a half each, or the only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    middle = len(cores) // 2
+    return frozenset(cores[:middle] or cores), frozenset(cores[middle:])
 
 
 COLUMNS = ("seconds of training", "seconds of the command", "seconds of all steps")
@@ -210,31 +250,50 @@ def main() -> int:
     options = parse()
     heed_sigterm()
     if options.table:
-        print(table([json.loads(file.read_text()) for file in options.table]))
+        print(table([run for file in options.table for run in json.loads(file.read_text())]))
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.folder or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        curves = run(options, folder.resolve())
-    found = {
+        folder = (options.folder or Path(scratch)).resolve()
+        devices = options.devices.split(",")
+        lanes = [
+            Lane(name, Place(device, cores), options, folder)
+            for name, device, cores in zip(SIDES, devices, halves(), strict=True)
+        ]
+        try:
+            while [lane for lane in lanes if lane.advance()]:
+                time.sleep(POLL_SECONDS)
+        finally:
+            found = [found_of(options, seed, lanes) for seed in options.seeds]
+            if options.json:
+                options.json.write_text(json.dumps(found))
+            for lane in lanes:
+                lane.end()
+    print(table(found))
+    return 0
+
+
+def found_of(options: argparse.Namespace, seed: int, lanes: Sequence[Lane]) -> dict[str, Any]:
+    """Return what was measured with a seed, also if a side did not get as far."""
+    return {
         "recipe": options.recipe,
-        "seed": options.seed,
+        "seed": seed,
         "threshold": options.threshold,
         "keys": options.overrides,
         "versions": versions(),
-        "curves": {name: [asdict(point) for point in curve] for name, curve in curves.items()},
+        "curves": {lane.name: [asdict(point) for point in lane.curves.get(seed, [])] for lane in lanes},
     }
-    if options.json:
-        options.json.write_text(json.dumps(found))
-    print(table([found]))
-    return 0
+
+
+def seeds_of(text: str) -> list[int]:
+    """Read `42,43`."""
+    return [int(seed) for seed in text.split(",")]
 
 
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="recipes/smollm2_sums_grpo")
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--seeds", type=seeds_of, default=[42], metavar="SEED[,SEED...]")
     parser.add_argument("--devices", default="0,1", help="the GPU of roll and the GPU of TRL")
     parser.add_argument("--threshold", type=float, default=0.4)
     parser.add_argument("--until-reached", action="store_true", help="end a program that has reached the threshold")

@@ -66,7 +66,7 @@ def beside(seed: int, *after: str) -> Job:
     """Return the job that compares with TRL on sums as they are drawn."""
     rows = "actor_train.data_args.file_name=data/drawn_sums/train.jsonl"
     held_out = "validation.data_args.file_name=data/drawn_sums/validation.jsonl"
-    what = f"--recipe recipes/smollm2_sums_async --seed {seed} --devices {DEVICES} --until-reached"
+    what = f"--recipe recipes/smollm2_sums_async --seeds {seed} --devices {DEVICES} --until-reached"
     command = f"python -m benchmarks.beside_trl {what} --json output/beside_{seed}.json max_steps=150 {rows} {held_out}"
     return Job(f"beside_{seed}", (command,), after, 2)
 

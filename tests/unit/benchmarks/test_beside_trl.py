@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
+from argparse import Namespace
 from math import exp, log, sqrt
 from pathlib import Path
 
 import pytest
 
-from benchmarks.beside_trl import Side, Validation, ratio_with_interval, reached, table
+from benchmarks.beside_trl import Lane, Place, Side, Validation, ratio_with_interval, reached, table
 from tests import limits
+
+PLACE = Place("0", frozenset(os.sched_getaffinity(0)))
 
 
 def curve(*accuracies: float) -> list[Validation]:
@@ -33,11 +37,41 @@ def test_seconds_of_training_leave_out_validations(tmp_path: Path) -> None:
     said = tmp_path / "metrics.jsonl"
     others = "{'loss': 0.1}\n"  # TRL's own lines
     said.write_text(others + "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
-    side = Side("roll", [sys.executable, "-c", ""], "0", tmp_path, said)
+    side = Side("roll", [sys.executable, "-c", ""], PLACE, tmp_path, said)
     side.process.wait(limits.PROCESS)
     side.read()
     side.read()
     assert [(one.step, one.accuracy, one.training_seconds) for one in side.curve] == [(0, 0.1, 0.0), (2, 0.3, 3.0)]
+
+
+class SmallPrograms(Lane):
+    """A lane whose programs validate once and end; that of seed 9 fails. They say which cores they may use."""
+
+    def start(self, seed: int) -> Side:
+        said = {"step": 0, "training_seconds": 1.0}
+        cores = "len(__import__('os').sched_getaffinity(0))"
+        says = f"import json; print(json.dumps({said} | {{'accuracy': {cores}}})); raise SystemExit({int(seed == 9)})"
+        return Side("TRL", [sys.executable, "-c", says], self.place, self.folder, self.folder / f"{seed}.out")
+
+
+def advanced(seeds: list[int], folder: Path) -> Lane:
+    lane = SmallPrograms("TRL", Place("0", frozenset([min(os.sched_getaffinity(0))])), Namespace(seeds=seeds), folder)
+    deadline = time.monotonic() + limits.PROCESS
+    while lane.advance():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return lane
+
+
+def test_seeds_run_one_after_another_on_their_cores(tmp_path: Path) -> None:
+    lane = advanced([7, 8], tmp_path)
+    assert {seed: [point.accuracy for point in curve] for seed, curve in lane.curves.items()} == {7: [1], 8: [1]}
+    assert not lane.advance()
+
+
+def test_a_failed_program_ends_the_comparison(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="TRL ended with status 1"):
+        advanced([7, 9, 8], tmp_path)
 
 
 def test_interval_of_a_ratio_by_hand() -> None:
@@ -62,7 +96,7 @@ def test_a_threshold_that_is_not_reached_is_said() -> None:
 def test_a_program_ends_at_the_threshold(until: float | None, tmp_path: Path) -> None:
     line = json.dumps({"step": 0, "accuracy": 0.5, "training_seconds": 1.0})
     says = f"import time; print('{line}\\n' * 3, flush=True); time.sleep({limits.PROCESS if until else 0})"
-    side = Side("TRL", [sys.executable, "-c", says], "0", tmp_path, tmp_path / "TRL.out", until)
+    side = Side("TRL", [sys.executable, "-c", says], PLACE, tmp_path, tmp_path / "TRL.out", until)
     for _ in range(int(20 * limits.PROCESS)):
         side.read()
         if len(side.curve) == 3:
