@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.checkpoint.constants import AUTOEP_PARAM_LOGICAL_SHAPE, DS_AUTOEP_UC_META
 from deepspeed.module_inject.auto_ep import AutoEP
 from deepspeed.module_inject.auto_ep_config import AutoEPConfig, MoELayerSpec
@@ -34,6 +35,7 @@ from transformers import PreTrainedModel
 from roll.backend import Rank
 from roll.errors import ConfigError, Fault
 from roll.models.weights import WeightView
+from roll.training.deepspeed.expert_exchange import GatheringExperts
 
 PRESETS = ("qwen3_moe", "qwen2_moe", "qwen3_5_moe_text", "mixtral", "deepseek_v2", "deepseek_v3")
 """Types of models whose blocks AutoEP computes like transformers, as tests show."""
@@ -71,8 +73,7 @@ def share_experts(causal: PreTrainedModel, size: int, noise: bool, rank: Rank) -
     for group in (expert_group(size), groups._get_expert_data_parallel_group(name)):
         # DeepSpeed creates the groups with torch's default, up to 30 minutes.
         _set_pg_timeout(timedelta(seconds=rank.timeout), group)
-    # The grouped product multiplies with a kernel for GPUs.
-    config = AutoEPConfig(enabled=True, autoep_size=size, use_grouped_mm=rank.device == "cuda")
+    config = _configuration(size, rank.device == "cuda")
     number = groups._get_expert_parallel_rank(name)
     for spec in _blocks(causal, config, rank):
         owner, _, child = spec.moe_module_name.rpartition(".")
@@ -81,9 +82,20 @@ def share_experts(causal: PreTrainedModel, size: int, noise: bool, rank: Rank) -
         gc.collect()  # parameters of ZeRO-3 hold references to themselves, and would stay until the last layer
 
 
+def _configuration(size: int, on_gpu: bool) -> AutoEPConfig:
+    """Return AutoEP's configuration. On GPUs, grouped products and sums are computed by kernels."""
+    if not on_gpu:
+        return AutoEPConfig(enabled=True, autoep_size=size, use_grouped_mm=False)
+    accelerator: Any = get_accelerator()
+    # Triton's grouped product, for GPUs before Hopper, has no fused form.
+    gate_up = "separate" if accelerator.prefer_triton_grouped_mm() else "fused"
+    return AutoEPConfig(enabled=True, autoep_size=size, combine_impl="fused_weighted_sum", gate_up_impl=gate_up)
+
+
 def _shared_block(block: nn.Module, spec: MoELayerSpec, config: AutoEPConfig, number: int) -> AutoEPMoELayer:
     """Return AutoEP's block with the experts of rank `number` of a group."""
-    shared = AutoEPMoELayer(spec, block, config.autoep_size, number, config)
+    kind = GatheringExperts if config.autoep_size <= spec.top_k else AutoEPMoELayer
+    shared = kind(spec, block, config.autoep_size, number, config)
     router = getattr(block, spec.router_name)
     if hasattr(shared, spec.router_name):  # another name of AutoEP's router
         delattr(shared, spec.router_name)
