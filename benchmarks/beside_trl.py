@@ -124,6 +124,8 @@ def reached(curve: Sequence[Validation], threshold: float) -> Validation | None:
 def work_of(recipe: str, keys: Sequence[str], seed: int, scratch: Path) -> Work:
     """Return what TRL trains, from the recipe of roll."""
     config: Any = load_config(recipe, [*keys, f"seed={seed}"], EXAMPLES)
+    responses = config.rollout_batch_size * config.num_return_sequences_in_group
+    longest = config.prompt_length + config.response_length
     train, infer, held_out = config.actor_train, config.actor_infer, config.validation.data_args
     return Work(
         model=os.path.abspath(config.pretrain),
@@ -134,13 +136,20 @@ def work_of(recipe: str, keys: Sequence[str], seed: int, scratch: Path) -> Work:
         eval_steps=config.eval_steps,
         prompts=config.rollout_batch_size,
         samples=config.num_return_sequences_in_group,
-        micro_batch=64,
+        micro_batch=micro_batch_of(responses, longest, train.max_tokens_per_microbatch),
         prompt_length=config.prompt_length,
         response_length=config.response_length,
         learning_rate=train.training_args.learning_rate,
         gpu_memory_utilization=infer.strategy_args.strategy_config.gpu_memory_utilization,
         scratch=str(scratch),
     )
+
+
+def micro_batch_of(responses: int, longest: int, tokens: int) -> int:
+    """Return how many responses TRL trains at a time: as many as divide a step's `responses` evenly, and whose tokens, if
+    all have the greatest length, are at most the `tokens` of a micro-batch of roll's.
+    """
+    return max(size for size in range(1, responses + 1) if responses % size == 0 and size * longest <= tokens)
 
 
 class Lane:

@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.beside_trl import Lane, Place, Side, Validation, ratio_with_interval, reached, table
+from benchmarks.beside_trl import (
+    EXAMPLES,
+    Lane,
+    Place,
+    Side,
+    Validation,
+    micro_batch_of,
+    ratio_with_interval,
+    reached,
+    table,
+)
 from tests import limits
 
 PLACE = Place("0", frozenset(os.sched_getaffinity(0)))
@@ -111,3 +121,8 @@ def test_both_sides_score_alike(text: str, score: float) -> None:
     from benchmarks import trl_grpo
 
     assert trl_grpo.score(text, "5.0") == score
+
+
+@pytest.mark.parametrize(("tokens", "responses"), [(65536, 128), (384, 1), (10**6, 512)])
+def test_both_sides_have_as_large_micro_batches(tokens: int, responses: int) -> None:
+    assert micro_batch_of(512, 384, tokens) == responses

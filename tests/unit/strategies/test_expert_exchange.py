@@ -47,7 +47,7 @@ def test_rows_are_the_choices_of_own_experts(own: range) -> None:
     assert sorted(seen) == list(range(len(expected)))
 
 
-def test_parts_of_all_ranks_add_up_to_the_block() -> None:
+def test_parts_of_all_ranks_add_up() -> None:
     torch.manual_seed(1)
     tokens = torch.randn(TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
     weights = torch.rand(TOKENS, CHOICES, dtype=torch.float64, requires_grad=True)
