@@ -146,8 +146,8 @@ def work_of(recipe: str, keys: Sequence[str], seed: int, scratch: Path) -> Work:
 
 
 def micro_batch_of(responses: int, longest: int, tokens: int) -> int:
-    """Return how many responses TRL trains at a time: as many as divide a step's `responses` evenly, and whose tokens, if
-    all have the greatest length, are at most the `tokens` of a micro-batch of roll's.
+    """Return how many responses TRL trains at a time: as many as divide a step's `responses` evenly, and whose tokens,
+    if all have the greatest length, are at most the `tokens` of a micro-batch of roll's.
     """
     return max(size for size in range(1, responses + 1) if responses % size == 0 and size * longest <= tokens)
 

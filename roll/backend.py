@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from roll.types import (
     AskedPictures,
     Floats,
@@ -60,6 +62,14 @@ class Rank:
     def meeting_point(self) -> MeetingPoint:
         """Where the ranks of the role find each other."""
         return MeetingPoint(self.master_address, self.master_port, self.meeting_file)
+
+    def seed(self, of_run: int) -> int:
+        """Return the seed of what this process draws by itself, 32 bits. Other processes, roles and runs have others.
+
+        Processes with one seed would draw the same numbers: two engines would answer their first prompts with the same
+        noise.
+        """
+        return int(np.random.SeedSequence([of_run, self.rank, *self.role.encode()]).generate_state(1)[0])
 
 
 @dataclass(frozen=True)

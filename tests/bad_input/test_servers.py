@@ -83,6 +83,14 @@ def test_server_without_tokens_is_refused(faults_of: Judge, stub: StubServer) ->
     assert_fault(faults_of(*at(stub.url)), URLS, "unfit", stub.url, "--enable-scale-out")
 
 
+def test_servers_of_the_same_noise_are_refused(faults_of: Judge, stub: StubServer, folder: Path) -> None:
+    with stub_server(str(folder / "model")) as other:
+        assert_fault(faults_of(*at(stub.url, other.url)), URLS, "duplicate", "--seed, 0", "another --seed")
+        assert not faults_of(*at(stub.url, other.url), "actor_infer.generating_args.seeded=true")
+        other.info["vllm_config"]["model_config"]["seed"] = 1
+        assert not faults_of(*at(stub.url, other.url))
+
+
 def test_one_server_of_two_is_enough(faults_of: Judge, stub: StubServer) -> None:
     assert not faults_of(*at(stub.url, NOBODY))
 

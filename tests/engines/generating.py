@@ -265,15 +265,17 @@ def flip_a_byte(bucket: Bucket) -> None:
     path.write_bytes(content)
 
 
-def make(name: str, model: Path, url: str = "", model_args: ModelConfig = MODEL_ARGS) -> GenerateStrategy:
+def make(
+    name: str, model: Path, url: str = "", model_args: ModelConfig = MODEL_ARGS, rank: int = 0, seed: int = 0
+) -> GenerateStrategy:
     """Build the engine `vllm`, `vllm_recomputing`, `vllm_lora`, `vllm_hybrid`, `vllm_server` (at `url`), `hf` or
-    `hf_lora` without starting it.
+    `hf_lora` without starting it. `seed` is that of the run.
     """
-    rank = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
+    process = Rank("actor_infer", rank, rank + 1, "127.0.0.1", 0, "cpu", limits.START)
     if name == "vllm_server":
-        return VllmServerSettings(str(model), MODEL_ARGS, (url,), MAX_MODEL_LEN, 64, keeps_kv_cache=True).build(rank)
+        return VllmServerSettings(str(model), MODEL_ARGS, (url,), MAX_MODEL_LEN, 64, keeps_kv_cache=True).build(process)
     if name.startswith("hf"):
-        return HfGenerateSettings(str(model), model_args).build(rank)
+        return HfGenerateSettings(str(model), model_args, seed).build(process)
     engine = {"enforce_eager": True, "kv_cache_gib": 0.25, "max_num_seqs": 64}
     engine |= {"enable_prefix_caching": name != "vllm_hybrid"}  # on the CPU, vLLM caches no prefixes of hybrids
     takes_adapters = name == "vllm_lora"
@@ -283,11 +285,11 @@ def make(name: str, model: Path, url: str = "", model_args: ModelConfig = MODEL_
         VllmConfig.model_validate(engine),
         MAX_MODEL_LEN,
         adapter_rank=MODEL_ARGS.lora_rank if takes_adapters else None,
-        seed=0,
+        seed=seed,
         takes_turns=False,
         keeps_kv_cache=name == "vllm",
     )
-    return settings.build(rank)
+    return settings.build(process)
 
 
 @contextmanager

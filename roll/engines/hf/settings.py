@@ -27,6 +27,7 @@ class HfGenerateSettings:
 
     model_path: str
     model_args: ModelConfig
+    seed: int
 
     def build(self, rank: Rank) -> GenerateStrategy:
         """See `Settings`."""
@@ -94,7 +95,7 @@ class HfInferStrategyConfig(StrategyConfig):
         self, model: RoleModel, context: int, adapter_rank: int | None, keeps_kv_cache: bool
     ) -> HfGenerateSettings:
         """See `GenerateBackend`."""
-        return HfGenerateSettings(model.path, model.arguments)
+        return HfGenerateSettings(model.path, model.arguments, model.seed)
 
     def score_settings(self, model: RoleModel, wrap: ModelWrapper) -> HfScoreSettings:
         """See `ScoreBackend`."""

@@ -166,6 +166,7 @@ class HfGenerate:
         self._reader = BucketReader(Route(Transport.FILE, same_host=True), None, 0, torch.device(self._device))
 
     async def start(self) -> None:
+        torch.manual_seed(self._rank.seed(self._settings.seed))
         path, trusts = self._settings.model_path, self._settings.model_args.trust_remote_code
         self._tokenizer = load_tokenizer(path, trusts)
         self._sight = load_sight(path, self._tokenizer, trusts, self._settings.model_args.sees_pictures)
@@ -185,17 +186,23 @@ class HfGenerate:
         """See `GenerateStrategy`. All samples of a call are yielded together and share one seed."""
         async with self._generates:
             with self._gate:
-                completions = await asyncio.to_thread(self._generate, token_ids, sampling, seed, shown)
+                completions = await asyncio.to_thread(self._seeded, token_ids, sampling, seed, shown)
         self._prefilled += sampling.samples * len(token_ids)
         self._generated += sum(len(completion.token_ids) for completion in completions)
         yield list(enumerate(completions))
 
-    @torch.no_grad()
-    def _generate(
+    def _seeded(
         self, token_ids: Ints, sampling: Sampling, seed: int | None, shown: AskedPictures | None
     ) -> list[Completion]:
-        if seed is not None:
+        """Generate. A seed leaves the numbers of later calls without a seed as they were."""
+        if seed is None:
+            return self._generate(token_ids, sampling, shown)
+        with torch.random.fork_rng([0] if self._device == "cuda" else []):
             torch.manual_seed(seed)
+            return self._generate(token_ids, sampling, shown)
+
+    @torch.no_grad()
+    def _generate(self, token_ids: Ints, sampling: Sampling, shown: AskedPictures | None) -> list[Completion]:
         assert self._sight or shown is None, "the model sees no pictures"
         pixels = picture_inputs(self._sight, shown, token_ids, sampling.samples, self._device) if self._sight else {}
         prompt = torch.from_numpy(token_ids.astype(np.int64))[None].to(self._device)

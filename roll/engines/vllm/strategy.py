@@ -77,14 +77,14 @@ layers are routers, and the head of a reward model.
 """
 
 
-def engine_arguments(settings: VllmSettings | VllmRewardSettings, device: str) -> dict[str, Any]:
+def engine_arguments(settings: VllmSettings | VllmRewardSettings, rank: Rank) -> dict[str, Any]:
     """Return the arguments of `AsyncEngineArgs`, without the user's `engine_args`."""
-    block = settings.engine
+    block, device = settings.engine, rank.device
     arguments: dict[str, Any] = {
         "model": settings.model_path,
         "dtype": DTYPES[settings.model_args.dtype],
         "trust_remote_code": settings.model_args.trust_remote_code,
-        "seed": settings.seed,
+        "seed": rank.seed(settings.seed),
         "max_model_len": settings.max_model_len,
         "max_num_seqs": block.max_num_seqs,
         "max_num_batched_tokens": block.max_num_batched_tokens,
@@ -279,7 +279,7 @@ class VllmGenerate:
 
     async def start(self) -> None:
         settings = self._settings
-        arguments = engine_arguments(settings, self._rank.device) | {
+        arguments = engine_arguments(settings, self._rank) | {
             # Otherwise the model's own generation_config would change the sampling.
             "generation_config": "vllm",
             # Return log-probs under the distribution that was sampled from, after the temperature, as the trainer
@@ -551,7 +551,7 @@ class VllmReward:
     async def start(self) -> None:
         settings = self._settings
         check_reward_model(settings.model_path, settings.model_args)
-        arguments = engine_arguments(settings, self._rank.device)
+        arguments = engine_arguments(settings, self._rank)
         arguments |= {"runner": "pooling", "convert": "classify"} | settings.engine.engine_args
         use_fp32_attention(settings)
         announce("starting the engine's process")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
@@ -13,7 +13,7 @@ from roll.config.derived.batch import longest_sequence
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RoleConfig
-from roll.engines.vllm_server.facts import CLOSED, CLOSED_MISFIT, GENERATE, HEALTH, INFO, Wanted, misfits
+from roll.engines.vllm_server.facts import CLOSED, CLOSED_MISFIT, GENERATE, HEALTH, INFO, Wanted, misfits, seed_of
 from roll.engines.vllm_server.settings import VllmServerConfig
 from roll.errors import Fault, RollError
 from roll.stores.address import is_address
@@ -80,17 +80,38 @@ def unready_servers(block: VllmServerConfig, name: str, role: RoleConfig, config
     if not isinstance(config, RlvrConfig) or any(server_faults(block, name, role, config)):
         return
     place = f"{name}.strategy_args.strategy_config.base_urls"
-    found, absent = list[Fault](), dict[str, str]()
+    found, absent, seeds = list[Fault](), dict[str, str](), dict[str, int | None]()
     with httpx.Client(timeout=ASK_SECONDS, trust_env=False) as client:
         for url in block.base_urls:
             try:
                 found += [Fault(place, *pair, "unfit") for pair in _unfit(client, url, block, role, config)]
+                seeds[url] = _seed(client, url)
             except httpx.HTTPError as error:
                 absent[url] = f"{url} ({type(error).__name__}: {error})"
     if len(absent) == len(block.base_urls):
         problem = f"no server answers: {', '.join(absent.values())}"
         yield Fault(place, problem, "start one (docs/running.md, Engines outside the run)", "failed")
     yield from found
+    if not config.actor_infer.generating_args.seeded:
+        yield from _same_noise(place, seeds)
+
+
+def _same_noise(place: str, seeds: Mapping[str, int | None]) -> Iterator[Fault]:
+    """Yield a fault for each server that has the seed of one before it. `seeds` are those of the servers by address."""
+    first = dict[int, str]()
+    for url, seed in seeds.items():
+        if seed is not None and first.setdefault(seed, url) != url:
+            problem = (
+                f"{first[seed]} and {url} have the same --seed, {seed}: they draw their tokens with the same noise"
+            )
+            remedy = "start each with another --seed, or set actor_infer.generating_args.seeded=true"
+            yield Fault(place, problem, remedy, "duplicate")
+
+
+def _seed(client: httpx.Client, url: str) -> int | None:
+    """Return the seed of a server, if it tells it. Raises httpx.HTTPError if it does not answer."""
+    answer = client.get(url.rstrip("/") + INFO)
+    return seed_of(answer.json()) if answer.status_code == 200 else None
 
 
 def _unfit(

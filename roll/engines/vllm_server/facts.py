@@ -50,6 +50,14 @@ def misfits(info: Mapping[str, Any], wanted: Wanted) -> list[tuple[str, str]]:
         raise RollError(f"{INFO} is not that of vLLM 0.32: {type(error).__name__} {error}") from error
 
 
+def seed_of(info: Mapping[str, Any]) -> int | None:
+    """Return the `--seed` of a server, from its `/server_info`; None if the body has another form."""
+    try:
+        return info["vllm_config"]["model_config"]["seed"]
+    except (KeyError, TypeError):
+        return None
+
+
 def _misfits(config: Mapping[str, Any], wanted: Wanted) -> Iterator[tuple[str, str]]:
     model, sizes, transfer = config["model_config"], config["scheduler_config"], config["weight_transfer_config"]
     if (backend := transfer and transfer["backend"]) != BACKEND:

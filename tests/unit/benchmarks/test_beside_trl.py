@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.beside_trl import (
-    EXAMPLES,
     Lane,
     Place,
     Side,

@@ -123,7 +123,7 @@ def test_turns_are_located_in_a_text_with_marks() -> None:
 def test_hf_infer_keeps_the_marks() -> None:
     tokenizer = bytewise(SPECIAL)
     engine = HfGenerate(
-        HfGenerateSettings("", ModelConfig.model_validate({})), Rank("actor_infer", 0, 1, "", 0, "cpu", limits.START)
+        HfGenerateSettings("", ModelConfig.model_validate({}), 0), Rank("actor_infer", 0, 1, "", 0, "cpu", limits.START)
     )
     engine._tokenizer, engine._text, engine._model_ends = tokenizer, ResponseTexts(tokenizer), ids_of(tokenizer, END)
     ids = np.array(ids_of(tokenizer, f"[THINK]No[/THINK]Yes{END}"), np.int32)

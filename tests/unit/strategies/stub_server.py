@@ -14,7 +14,14 @@ LOG_PROBS = (-0.5, -1.25, -2.0)
 
 def info_of(model: str) -> dict[str, Any]:
     """Return a `/server_info` of a server that fits, with the keys that roll reads."""
-    of_model = {"model": model, "tokenizer": model, "dtype": "torch.float32", "max_model_len": 64, "quantization": None}
+    of_model = {
+        "seed": 0,
+        "model": model,
+        "tokenizer": model,
+        "dtype": "torch.float32",
+        "max_model_len": 64,
+        "quantization": None,
+    }
     config = {
         "model_config": of_model | {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"},
         "scheduler_config": {"max_num_seqs": 8, "enable_chunked_prefill": False},

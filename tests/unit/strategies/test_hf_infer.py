@@ -19,7 +19,7 @@ from roll.weight_sync.routes import Route, Transport
 from tests import limits
 from tests.streams import whole
 
-SETTINGS = HfGenerateSettings("", ModelConfig.model_validate({}))
+SETTINGS = HfGenerateSettings("", ModelConfig.model_validate({}), 0)
 RANK = Rank("actor_infer", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
 
 
