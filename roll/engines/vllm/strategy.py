@@ -377,9 +377,14 @@ class VllmGenerate:
         keeps = self._settings.keeps_kv_cache
         # Without requests in flight, skip vLLM's pause, which always waits for 20 ms.
         idle = not self._may_generate.in_flight and (keeps or await self._engine.reset_prefix_cache())
-        if not idle and not self._is_paused and not self._asleep:
-            await self._engine.pause_generation(mode="keep", clear_cache=not keeps)
-            self._is_paused = True
+        if idle or self._is_paused or self._asleep:
+            return
+        if keeps:
+            # What `pause_generation` does, without its wait for outputs under way. They come before the next answer.
+            await self._engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        else:
+            await self._engine.pause_generation(mode="keep")
+        self._is_paused = True
 
     async def open_route(self, route: Route, rendezvous: Rendezvous | None) -> None:
         await self._finished(

@@ -122,6 +122,9 @@ DECLARED = {
             "tracing_enabled=tracing_endpoint is not None, admission_stats=self.admission_stats)"
         ),
     },
+    "vllm/v1/engine/core_client.py": {
+        "AsyncMPClient.pause_scheduler_async": "async (self, mode='abort', clear_cache=True)"
+    },
     "vllm/v1/engine/output_processor.py": {
         "OutputProcessor.request_states": "dict[str, RequestState]",
         "RequestState.prompt_len": "length_from_prompt_token_ids_or_embeds(self.prompt_token_ids, self.prompt_embeds)",
