@@ -197,13 +197,10 @@ class Engine:
             ids, versions = np.full(length, 7, np.int32), np.full(length, self._version, np.int32)
             yield [(number, Completion(ids, np.full(length, -0.5, np.float32), versions, FinishReason.STOP, "7"))]
 
-    def resume(self, policy_version: int) -> None:
+    def resume(self, policy_version: int) -> int:
         """See `GenerateStrategy`."""
         self._version = policy_version
-
-    def policy_version(self) -> int:
-        """See `GenerateStrategy`."""
-        return self._version
+        return policy_version
 
     def activity(self) -> EngineActivity:
         """See `GenerateStrategy`."""

@@ -253,9 +253,9 @@ class GenerateStrategy(Protocol):
         """Load a LoRA adapter. Raises WeightSyncError, and keeps the previous one, if it is not what was sent."""
         ...
 
-    async def resume(self, policy_version: int) -> None:
+    async def resume(self, policy_version: int) -> int:
         """Close the update, if one is open, and generate again. `policy_version` is the version of the weights from now
-        on.
+        on. Return the engine's own answer to `policy_version()`, to save the caller that call.
 
         Raises:
             WeightSyncError: some of the model's weights were not sent. The engine must then be closed.

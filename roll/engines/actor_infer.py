@@ -316,13 +316,9 @@ class SyncedEngine:
         """See `Engine`."""
         await self._pool.one(self._number, self._seconds, GenerateStrategy.load_adapter, adapter)
 
-    async def resume(self, policy_version: int) -> None:
+    async def resume(self, policy_version: int) -> int:
         """See `Engine`."""
-        await self._pool.one(self._number, self._seconds, GenerateStrategy.resume, policy_version)
-
-    async def policy_version(self) -> int:
-        """See `Engine`."""
-        return await self._pool.one(self._number, self._seconds, GenerateStrategy.policy_version)
+        return await self._pool.one(self._number, self._seconds, GenerateStrategy.resume, policy_version)
 
     async def give_up(self, cause: str) -> None:
         """See `Engine`."""

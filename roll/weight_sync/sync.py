@@ -1,14 +1,15 @@
 """Sends the trainer's weights to the engines: pause the engines, send, verify, resume.
 
-    trainer   gather 0 | gather 1 | gather 2 | gather 3 |
-    engines            | load 0   | load 1   | load 2   | load 3
+    trainer   gather 0 | gather 1 | gather 2 | gather 3 |        | free the buckets
+    engines   pause    | load 0   | load 1   | load 2   | load 3 | resume
 
-While the engines load one bucket, the trainer gathers the next. Two slots alternate, so the buckets never need more
-memory than two slots. The set of engines that take part may change between two syncs. Each change starts a new epoch,
-and the routes are opened again. Each wait has a deadline, which the group of the awaited workers enforces. An engine
-that dies during a sync, or misses a deadline, is left out of the rest of the sync. If it is a member of a broadcast,
-the broadcast is cut off, so that the trainer stops waiting for it. All participating engines are then replaced, because
-none of them has all weights.
+The trainer gathers the first bucket while the engines pause, unless the routes must be opened first, or the bucket
+would be broadcast: if an engine died in the pause, the others would wait for it. While the engines load one bucket, the
+trainer gathers the next. Two slots alternate, so the buckets never need more memory than two slots. The set of engines
+that take part may change between two syncs. Each change starts a new epoch, and the routes are opened again. Each wait
+has a deadline, which the group of the awaited workers enforces. An engine that dies during a sync, or misses a
+deadline, is left out of the rest of the sync. If it is a member of a broadcast, the broadcast is cut off, so that the
+trainer stops waiting for it. All participating engines are then replaced, because none of them has all weights.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from roll.weight_sync.device import SLOTS, DeviceBucket
 from roll.weight_sync.routes import MeetingPoint, Rendezvous, Route, SyncRoutes
 
 T = TypeVar("T")
+Sent = Adapter | Bucket | DeviceBucket
 LOG = logging.getLogger(__name__)
 TRAINER = "actor_train"
 
@@ -85,12 +87,8 @@ class Engine(Protocol):
         """Load an adapter."""
         ...
 
-    async def resume(self, policy_version: int) -> None:
-        """Generate again, with weights of this version."""
-        ...
-
-    async def policy_version(self) -> int:
-        """Return the version of the engine's weights."""
+    async def resume(self, policy_version: int) -> int:
+        """Generate again, with weights of this version. Return the version that the engine then reports."""
         ...
 
     async def give_up(self, cause: str) -> None:
@@ -146,7 +144,7 @@ class WeightSync:
         """
         self._sender, self._engines, self._find_routes = sender, engines, find_routes
         self._adapter, self._bucket_bytes, self._seconds = adapter, bucket_bytes, seconds
-        self._tensors: list[TensorSpec] = []
+        self._plan: list[tuple[str, ...]] = []
         self._members, self._opened = dict.fromkeys(range(len(engines)), 0), -1
         self._lost: set[int] = set()
         self._rendezvous: Rendezvous | None = None
@@ -207,14 +205,13 @@ class WeightSync:
         """
         self._lost.clear()
         self.versions |= dict.fromkeys(self._members)
-        await self._each(lambda _, engine: engine.pause())
+        first = await self._pause()
         if not self._living:
             return []
         self.choose({number: self._members[number] for number in self._living})
-        if not await self._is_whole(self._send()):
+        if not await self._is_whole(self._send(first)):
             return []
-        await self._each(lambda _, engine: engine.resume(policy_version))
-        reported = await self._each(lambda _, engine: engine.policy_version())
+        reported = await self._resume(policy_version)
         self.versions |= reported
         for number, version in reported.items():
             if version != policy_version:
@@ -223,9 +220,48 @@ class WeightSync:
                 )
         return list(reported)
 
-    async def _send(self) -> None:
+    async def _pause(self) -> Sent | None:
+        """Pause the engines, and send the adapter or the first bucket meanwhile. Return it, or None if it must be sent
+        later, because the routes change.
+        """
+        pausing = self._calls(lambda _, engine: engine.pause())
+        if self._opened != self.epoch or self._rendezvous is not None:
+            await gather_named(pausing)
+            return None
+        sending = asyncio.ensure_future(self._send_first())
+        await gather_named({TRAINER: sending} | pausing)
+        if not self._lost:
+            return sending.result()
+        await self._empty()
+        return None
+
+    async def _send(self, first: Sent | None) -> None:
         await self._open_routes()
-        await (self._push_adapter() if self._adapter else self._push_model())
+        sent = first or await self._send_first()
+        if isinstance(sent, Adapter):
+            await gather_named(self._calls(lambda _, engine: engine.load_adapter(sent)))
+        else:
+            await self._push_model(sent)
+
+    async def _send_first(self) -> Sent:
+        if self._adapter:
+            return await self._sender.send_adapter()
+        self._plan = self._plan or plan_buckets(await self._sender.tensors(), self._bucket_bytes)
+        return await self._sender.send_bucket(self._plan[0], 0)
+
+    async def _resume(self, policy_version: int) -> dict[int, int]:
+        """Resume the engines, and free the buckets meanwhile. Return the versions that engines report, by number."""
+        reported: dict[int, int] = {}
+
+        async def resume(number: int, engine: Engine) -> None:
+            reported[number] = await engine.resume(policy_version)
+
+        await gather_named({TRAINER: self._empty()} | self._calls(resume))
+        return dict(sorted(reported.items()))
+
+    async def _empty(self) -> None:
+        if not self._adapter:
+            await self._sender.empty_buckets()
 
     async def _is_whole(self, work: Awaitable[None]) -> bool:
         """Return whether no broadcast was cut off in this part of a sync. Otherwise, give up the engines."""
@@ -259,16 +295,6 @@ class WeightSync:
     def _living(self) -> list[int]:
         return [number for number in self._members if number not in self._lost]
 
-    async def _each(self, ask: Callable[[int, Engine], Awaitable[T]]) -> dict[int, T]:
-        """Call `ask` for all participating engines that are alive. Return the results by engine number, in order."""
-        answers: dict[int, T] = {}
-
-        async def keep(number: int, engine: Engine) -> None:
-            answers[number] = await ask(number, engine)
-
-        await gather_named(self._calls(keep))
-        return dict(sorted(answers.items()))
-
     def _calls(
         self, ask: Callable[[int, Engine], Awaitable[None]], broadcasts: bool = False
     ) -> dict[str, Awaitable[None]]:
@@ -290,20 +316,12 @@ class WeightSync:
             if broadcasts:
                 raise BroadcastCutOff(f"a broadcast of weights was cut off: {error}") from error
 
-    async def _push_adapter(self) -> None:
-        adapter = await self._sender.send_adapter()
-        await self._each(lambda _, engine: engine.load_adapter(adapter))
-
-    async def _push_model(self) -> None:
-        self._tensors = self._tensors or await self._sender.tensors()
-        sent: Bucket | DeviceBucket | None = None
-        for number, names in enumerate(plan_buckets(self._tensors, self._bucket_bytes)):
+    async def _push_model(self, sent: Bucket | DeviceBucket) -> None:
+        for number, names in enumerate(self._plan[1:], 1):
             sent = await self._send_while_loading(names, number % SLOTS, sent)
             if not self._living:
-                break
-        if sent is not None:
-            await gather_named(self._loading(sent))
-        await self._sender.empty_buckets()
+                return
+        await gather_named(self._loading(sent))
 
     def _loading(self, bucket: Bucket | DeviceBucket) -> dict[str, Awaitable[None]]:
         def load(number: int, engine: Engine) -> Awaitable[None]:
@@ -313,11 +331,11 @@ class WeightSync:
         return self._calls(load, self._rendezvous is not None)
 
     async def _send_while_loading(
-        self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket | None
+        self, names: Sequence[str], slot: int, sent: Bucket | DeviceBucket
     ) -> Bucket | DeviceBucket:
         """Send the next bucket while the engines load the previous one."""
         sending = asyncio.ensure_future(self._sender.send_bucket(names, slot))
-        await gather_named({TRAINER: sending} | (self._loading(sent) if sent else {}))
+        await gather_named({TRAINER: sending} | self._loading(sent))
         return sending.result()
 
 

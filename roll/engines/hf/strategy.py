@@ -293,7 +293,7 @@ class HfGenerate:
                 self._base = self._model.unload()
             self._model = PeftModel.from_pretrained(self._base, str(folder)).eval()
 
-    async def resume(self, policy_version: int) -> None:
+    async def resume(self, policy_version: int) -> int:
         missing, self._missing = self._missing, None
         if missing:
             raise WeightSyncError(
@@ -303,6 +303,7 @@ class HfGenerate:
         if self._is_paused:
             self._generates.release()
             self._is_paused = False
+        return await self.policy_version()
 
     async def abandon_update(self) -> None:
         """See `GenerateStrategy`. A bucket is loaded at once, so none is in progress."""

@@ -411,7 +411,7 @@ class VllmGenerate:
             # Without load_inplace, requests use the loaded adapter and do not load it again.
             self._adapter = LoRARequest("policy", ADAPTER_ID, str(folder))
 
-    async def resume(self, policy_version: int) -> None:
+    async def resume(self, policy_version: int) -> int:
         async with self._updating:
             if self._update_is_open:
                 await self._finished(self._engine.finish_weight_update())
@@ -424,6 +424,7 @@ class VllmGenerate:
             self._is_paused = False
         if not self._asleep:
             self._may_generate.set()
+        return await self.policy_version()
 
     async def abandon_update(self) -> None:
         """See `GenerateStrategy`. vLLM can only finish an update: its receiver must not ask for the missing weights."""

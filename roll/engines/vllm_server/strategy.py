@@ -184,7 +184,7 @@ class VllmServer:
         """Never called: the traits say that whole weights are sent. See `GenerateStrategy`."""
         raise WeightSyncError("a vLLM server cannot replace an adapter while requests use it")
 
-    async def resume(self, policy_version: int) -> None:
+    async def resume(self, policy_version: int) -> int:
         if self._update_is_open:
             try:
                 await self._post("/finish_weight_update", {})
@@ -195,6 +195,7 @@ class VllmServer:
         await self._set_version(str(policy_version))
         await self._post("/resume")
         self._may_generate.set()
+        return await self.policy_version()
 
     async def abandon_update(self) -> None:
         if self._update_is_open:

@@ -155,7 +155,7 @@ def test_returned_engine_joins_the_next_sync(shared: bool) -> None:
 
 
 @SHARED
-@pytest.mark.parametrize("method", ["pause", "load_adapter", "resume", "policy_version", "offload", "onload"])
+@pytest.mark.parametrize("method", ["pause", "load_adapter", "resume", "offload", "onload"])
 @pytest.mark.parametrize("engines", [1, 2])
 def test_a_death_amid_a_sync_or_a_move(shared: bool, method: str, engines: int) -> None:
     async def scenario(parts: Run) -> None:

@@ -58,9 +58,7 @@ class Schedule(EachByItself):
         self.used: list[int] = []
         self.group = Engines(numbers.randint(1, 3), lambda seed: random.Random(seed).expovariate(0.3))
         self.group.start_seconds = lambda: numbers.uniform(0.5, 10.0)
-        self.group.slow = {
-            method: numbers.choice([0.0, 0.5]) for method in ("pause", "load_adapter", "resume", "policy_version")
-        }
+        self.group.slow = {method: numbers.choice([0.0, 0.5]) for method in ("pause", "load_adapter", "resume")}
         self.deaths = {engine: numbers.randint(0, RESTARTS.most - 1) for engine in range(len(self.group))}
         self.group.faults = {
             engine: [numbers.choice([None, WorkerDied("actor_infer", engine, "again")])] for engine in self.deaths

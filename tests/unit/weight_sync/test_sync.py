@@ -124,13 +124,10 @@ class FakeEngine:
             self.all.loaded[self.number] |= read_bucket(adapter.weights)
         self.all.log.append(f"loaded {self.number} adapter")
 
-    async def resume(self, policy_version: int) -> None:
+    async def resume(self, policy_version: int) -> int:
         self.all.live(self.number, "resume")
         self.all.log.append(f"resume {self.number} {policy_version}")
         self.version = self.version if self.all.stuck_engine and self.number == 1 else policy_version
-
-    async def policy_version(self) -> int:
-        self.all.live(self.number, "version")
         return self.version
 
 
@@ -182,6 +179,41 @@ def test_two_files_serve_any_number_of_buckets(tmp_path: Path) -> None:
     asyncio.run(weight_sync.push(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bucket0.safetensors", "bucket1.safetensors"]
     assert all(torch.equal(engines.loaded[0][name], tensor) for name, tensor in sender.weights.items())
+
+
+def test_first_bucket_is_gathered_during_pause(tmp_path: Path) -> None:
+    weight_sync, sender, engines = sync(tmp_path)
+    asyncio.run(weight_sync.push(1))
+    engines.log.clear()
+    sender.weights |= {"w0": torch.zeros(4)}
+    asyncio.run(weight_sync.push(2))
+    assert engines.log[:4] == [
+        "write bucket0.safetensors w0 w1",
+        "pause 0",
+        "pause 1",
+        "write bucket1.safetensors w2 w3",
+    ]
+    assert not engines.loaded[1]["w0"].any() and weight_sync.versions == {0: 2, 1: 2}
+
+
+def test_nothing_is_broadcast_before_all_engines_have_paused(tmp_path: Path) -> None:
+    weight_sync, _, engines = sync(tmp_path, find=by_broadcast)
+    asyncio.run(weight_sync.push(1))
+    engines.log.clear()
+    asyncio.run(weight_sync.push(2))
+    assert engines.log[:3] == ["pause 0", "pause 1", "write bucket0.safetensors w0 w1"]
+
+
+@pytest.mark.parametrize("dead", [[1], [0, 1]])
+def test_a_bucket_for_old_routes_is_gathered_again(tmp_path: Path, dead: list[int]) -> None:
+    weight_sync, sender, engines = sync(tmp_path)
+    asyncio.run(weight_sync.push(1))
+    engines.log.clear()
+    engines.dies_at = dict.fromkeys(dead, "pause")
+    left = [number for number in range(2) if number not in dead]
+    assert asyncio.run(weight_sync.push(2)) == left
+    written = [line for line in engines.log if line.startswith("write bucket0.safetensors w0")]
+    assert len(written) == 1 + len(left) == len(sender.opened) and "empty" in engines.log
 
 
 def test_an_adapter_travels_as_a_peft_folder(tmp_path: Path) -> None:
@@ -281,7 +313,7 @@ def test_each_engine_set_has_own_broadcast_epoch(tmp_path: Path) -> None:
     assert engines.opened == [(0, meetings[0]), (1, meetings[0]), (1, meetings[1]), (0, meetings[2]), (1, meetings[2])]
 
 
-@pytest.mark.parametrize("at", ["pause", "w0", "w2", "w4", "resume", "version"])
+@pytest.mark.parametrize("at", ["pause", "w0", "w2", "w4", "resume"])
 def test_dead_engine_is_excluded_and_others_load_everything(tmp_path: Path, at: str) -> None:
     weight_sync, sender, engines = sync(tmp_path)
     engines.dies_at = {1: at}

@@ -78,7 +78,7 @@ class Engines(Ranks[GenerateStrategy]):
         await self._alive(engine, self.slow.get(method, 0.0))
         if method == "resume":
             self.versions[engine] = given[0]
-        return {"policy_version": self.versions[engine], "activity": EngineActivity(1.0, 1, 1)}.get(method)
+        return {"resume": self.versions[engine], "activity": EngineActivity(1.0, 1, 1)}.get(method)
 
     @property
     def callers(self) -> list[Any]:
