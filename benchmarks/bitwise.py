@@ -1,15 +1,16 @@
 """Measures how far a vLLM engine and roll's trainer agree, down to the bit, and what would make them agree.
 
-    python benchmarks/bitwise.py [--model tiny|0.5b|1.5b|7b] [--dtype bf16|fp32] [--prompts 128] [--prompt-tokens 128]
-        [--response-tokens 128] [--engines today,invariant,...] [--scratch FOLDER] [--json FILE]
+    python benchmarks/bitwise.py [--model tiny|0.5b|1.5b|7b] [--dtype bf16|fp32] [--prompts 64] [--prompt-tokens 128]
+        [--response-tokens 96] [--engines today,invariant,...] [--scratch FOLDER] [--json FILE]
 
 Engines of roll with different settings sample from the same random model: as today, with logits in fp32, and batch
 invariant in four ways. Each samples all prompts together, again, and some alone. Then the trainer scores the
 sampled tokens: as roll does, and with one operation after the other computed by the kernel that a batch-invariant
 engine uses. At the end, each operation of vLLM's model is compared with the trainer's.
 
-All processes start at the same time, on one GPU if there is one; each measures alone. The norm before the head is
-larger than in a new model, so that logits spread like those of a trained one. What needs a GPU is left out without one.
+All processes start at the same time, on one GPU if there is one; each measures alone. What was measured is also
+reported if the benchmark is cut. The norm before the head is larger than in a new model, so that logits spread like
+those of a trained one. What needs a GPU is left out without one.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -35,12 +35,13 @@ from rich.table import Table
 
 from benchmarks import models
 from benchmarks.bitwise_work import ENGINES, LOOK_EVERY, NEED_GPU, Difference, Repeat, Work
+from benchmarks.launch import heed_sigterm
 
 ROOT = Path(__file__).resolve().parents[1]
 SPREAD = 3.0
 """Standard deviation of the logits."""
 TRAINER, LAYERS = "trainer", "layers"
-MEASURE_SECONDS, END_SECONDS = 150.0, 20.0
+MEASURE_SECONDS, END_SECONDS = 300.0, 20.0
 """Seconds within which a process must have measured, and have ended. One that is late is ended."""
 
 
@@ -55,11 +56,11 @@ def write_model(folder: Path, shape: str, dtype: str) -> None:
 
 
 class Part:
-    """A process of the benchmark. Its output is in FOLDER/NAME.log."""
+    """A process of the benchmark. Its output is in LOGS/NAME.log."""
 
-    def __init__(self, folder: Path, name: str, module: str, *words: str) -> None:
-        self.name, self._folder = name, folder
-        with open(folder / f"{name}.log", "wb") as log:
+    def __init__(self, folder: Path, logs: Path, name: str, module: str, *words: str) -> None:
+        self.name, self._folder, self._log = name, folder, logs / f"{name}.log"
+        with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"benchmarks.{module}", str(folder), *words],
                 stdout=log,
@@ -83,31 +84,41 @@ class Part:
         except subprocess.TimeoutExpired:
             self.end()
             return f"it did not measure within {MEASURE_SECONDS:g} s"
-        lines = (self._folder / f"{self.name}.log").read_text(errors="replace").strip().splitlines()
+        lines = self._log.read_text(errors="replace").strip().splitlines()
         return next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no output")
+
+    def interrupt(self) -> None:
+        """Let the process end if it is still alive."""
+        if self._process.poll() is None:
+            self._process.terminate()
 
     def end(self) -> None:
         """End the process if it is still alive."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        self.interrupt()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
 
-def measure(folder: Path, engines: Sequence[str], start_seconds: float) -> dict[str, str]:
-    """Run all processes. Return the errors of those that failed, by name."""
+def measured(
+    folder: Path, logs: Path, engines: Sequence[str], start_seconds: float
+) -> Iterator[tuple[str, str | None]]:
+    """Run all processes. Yield the name of each that has measured, and its error if it failed."""
     with ExitStack() as stack:
-        parts = [Part(folder, name, "bitwise_engine", name) for name in engines]
-        parts += [Part(folder, TRAINER, "bitwise_trainer", *engines), Part(folder, LAYERS, "bitwise_layers")]
+        parts = [Part(folder, logs, name, "bitwise_engine", name) for name in engines]
+        parts += [Part(folder, logs, TRAINER, "bitwise_trainer", *engines)]
+        parts += [Part(folder, logs, LAYERS, "bitwise_layers")]
         for part in parts:
             stack.callback(part.end)
+        for part in parts:
+            stack.callback(part.interrupt)  # called before the others: all end at the same time
         until = time.monotonic() + start_seconds
         for part in parts:
             part.wait_ready(until)
         print(f"ready after {time.monotonic() - until + start_seconds:.0f} s", flush=True)
-        return {part.name: error for part in parts if (error := part.measure()) is not None}
+        for part in parts:
+            yield part.name, part.measure()
 
 
 def read_engines(folder: Path, engines: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -182,10 +193,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=models.DENSE, default="tiny")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
-    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--response-tokens", type=int, default=128)
-    parser.add_argument("--alone", type=int, default=8, help="prompts that are also answered and scored alone")
+    parser.add_argument("--response-tokens", type=int, default=96)
+    parser.add_argument("--alone", type=int, default=4, help="prompts that are also answered and scored alone")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of a micro-batch of the trainer")
     parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--start-seconds", type=float, default=240.0, help="a process that starts later is ended")
@@ -199,8 +210,10 @@ def main() -> None:
     for name in asked:
         if name not in engines:
             print(f"{name}: left out: vLLM's batch-invariant kernels need a GPU")
+    heed_sigterm()
     with tempfile.TemporaryDirectory(dir=options.scratch, prefix="bitwise-") as scratch:
-        folder = Path(scratch)
+        folder, logs = Path(scratch), options.logs or Path(scratch)
+        logs.mkdir(parents=True, exist_ok=True)
         write_model(folder / "model", options.model, options.dtype)
         Work(
             str(folder / "model"),
@@ -215,30 +228,32 @@ def main() -> None:
             seed=0,
         ).write(folder)
         begin = time.monotonic()
-        failed = measure(folder, engines, options.start_seconds)
-        report(folder, engines, failed, time.monotonic() - begin, options)
-        if options.logs:
-            options.logs.mkdir(parents=True, exist_ok=True)
-            for log in folder.glob("*.log"):
-                shutil.copy(log, options.logs)
+        missing = dict.fromkeys((*engines, TRAINER, LAYERS), "the benchmark was cut")
+        try:
+            for name, error in measured(folder, logs, engines, options.start_seconds):
+                missing[name] = error or ""
+                print(f"{time.monotonic() - begin:.0f} s: {name}: {error or 'measured'}", flush=True)
+        finally:  # also when it is cut: what was measured is not lost
+            missing = {name: error for name, error in missing.items() if error}
+            report(folder, engines, missing, time.monotonic() - begin, options)
 
 
 def report(
-    folder: Path, engines: Sequence[str], failed: Mapping[str, str], seconds: float, options: argparse.Namespace
+    folder: Path, engines: Sequence[str], missing: Mapping[str, str], seconds: float, options: argparse.Namespace
 ) -> None:
     """Print the tables of what was measured, and write it."""
     console = Console(width=160)
-    found: dict[str, Any] = {"failed": dict(failed), "engines": read_engines(folder, engines)}
+    found: dict[str, Any] = {"missing": dict(missing), "engines": read_engines(folder, engines)}
     console.print(engine_table(found["engines"]))
-    if TRAINER not in failed:
-        trainer = json.loads((folder / f"{TRAINER}.json").read_text())
-        found["trainer"], failed = trainer["measured"], {**failed, **trainer["failed"]}
+    if (file := folder / f"{TRAINER}.json").exists():
+        trainer = json.loads(file.read_text())
+        found["trainer"], missing = trainer["measured"], {**missing, **trainer["failed"]}
         console.print(trainer_table(found["trainer"]))
-    if LAYERS not in failed:
-        found["layers"] = json.loads((folder / f"{LAYERS}.json").read_text())
+    if (file := folder / f"{LAYERS}.json").exists():
+        found["layers"] = json.loads(file.read_text())
         print_operations(found["layers"])
-    for name, error in failed.items():
-        print(f"{name}: failed: {error}")
+    for name, error in missing.items():
+        print(f"{name}: missing: {error}")
     print(f"{options.model}, {options.dtype}, {options.prompts} prompts, all in {seconds:.0f} s")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -133,16 +133,14 @@ def main() -> None:
     ways = all_ways(work)
     failed = tried(ways, work)
     wait_for_go(folder, NAME)
-    measured = {
-        engine: {
-            name: against_engine(work, score, np.load(folder / f"{engine}.npz"))
-            for name, score in ways.items()
-            if name not in failed
-        }
-        for engine in names
-        if (folder / f"{engine}.npz").exists()
-    }
-    (folder / f"{NAME}.json").write_text(json.dumps({"failed": failed, "measured": measured}), encoding="utf-8")
+    measured: dict[str, dict[str, Any]] = {name: {} for name in names if (folder / f"{name}.npz").exists()}
+    file = folder / f"{NAME}.json"
+    for engine, found in measured.items():
+        for name in [name for name in ways if name not in failed]:
+            found[name] = against_engine(work, ways[name], np.load(folder / f"{engine}.npz"))
+            new = file.with_suffix(".new")
+            new.write_text(json.dumps({"failed": failed, "measured": measured}), encoding="utf-8")
+            new.replace(file)  # at once: the benchmark may be cut now
 
 
 if __name__ == "__main__":

@@ -43,6 +43,11 @@ RAY = {
 """Environment variables for Ray's own deadlines, each in the unit that Ray expects."""
 
 
+def now() -> float:
+    """Return the seconds of a clock, to say how long something took. No test asserts it."""
+    return time.monotonic()
+
+
 def until(holds: Callable[[], bool], what: str, seconds: float = CALL, found: Callable[[], object] = str) -> None:
     """Wait until the condition holds.
 

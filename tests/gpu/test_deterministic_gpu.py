@@ -20,7 +20,6 @@ pytestmark = pytest.mark.gpu
 
 STEPS = 3
 MEASURED = ("time/", "throughput/", "memory/", "engine/", "sampling/")
-TWICE = ("one", "two")
 INVARIANT = "actor_infer.strategy_args.strategy_config.batch_invariant"
 
 
@@ -55,10 +54,10 @@ def test_fine_tuning_repeats_bit_for_bit(runs: Runs, models_by_dtype: dict[str, 
         "sft_train.model_args.attn_implementation": "auto",
         "sft_train.model_args.compile_layers": "false",
     }
-    one, two = (runs.run(f"sft-{name}", ("--config-name", "tiny/tiny_sft"), keys) for name in TWICE)
+    one, two = runs.run_twice(("sft-one", "sft-two"), ("--config-name", "tiny/tiny_sft"), keys)
     assert len(one) == STEPS + 1 and computed(one) == computed(two)
     assert one[1]["sft/loss"] != one[-1]["sft/loss"], "it trains"
-    weights, others = (digests(runs.folder / f"sft-{name}" / "export") for name in TWICE)
+    weights, others = (digests(runs.folder / name / "export") for name in ("sft-one", "sft-two"))
     assert weights and weights == others
 
 
@@ -73,10 +72,10 @@ def test_a_whole_run_repeats_bit_for_bit(runs: Runs, models_by_dtype: dict[str, 
         "keep_rollouts": "true",
     }
     experiment = ("--config-dir", str(ROOT / "benchmarks" / "config"), "--config-name", case.config)
-    one, two = (runs.run(f"rlvr-{name}", experiment, keys) for name in TWICE)
+    one, two = runs.run_twice(("rlvr-one", "rlvr-two"), experiment, keys)
     assert [line["step"] for line in one][-STEPS:] == list(range(1, STEPS + 1))
     assert computed(one) == computed(two)
-    rows, others = (rollouts(runs.folder / f"rlvr-{name}") for name in TWICE)
+    rows, others = (rollouts(runs.folder / name) for name in ("rlvr-one", "rlvr-two"))
     assert rows == others and len(rows) >= STEPS * 16
     print("engine and trainer:", [line["mismatch/logprob_abs_diff_mean"] for line in one if line["step"]])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -195,16 +198,40 @@ def test_operations_that_differ_by_kind() -> None:
     }
 
 
+def command(folder: Path, *more: str) -> list[str]:
+    """Return the command of a small measurement."""
+    words = [sys.executable, str(Path(bitwise.__file__)), "--engines", "today,invariant", "--scratch", str(folder)]
+    words += ["--prompts", "4", "--prompt-tokens", "24", "--response-tokens", "8", "--alone", "2", "--dtype", "fp32"]
+    return [*words, "--start-seconds", str(limits.START), *more]
+
+
 @pytest.mark.engines
 @pytest.mark.full
 def test_the_command_measures_on_the_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(bitwise.__file__)), "--engines", "today,invariant", "--scratch", str(tmp_path)]
-    command += ["--prompts", "4", "--prompt-tokens", "24", "--response-tokens", "8", "--alone", "2", "--dtype", "fp32"]
-    command += ["--start-seconds", str(limits.START)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limits.RUN)
-    assert "failed" not in done.stdout, done.stdout
+    done = subprocess.run(command(tmp_path), check=True, capture_output=True, text=True, timeout=limits.RUN)
+    assert "missing" not in done.stdout, done.stdout
     assert "invariant: left out" in done.stdout
     rows = [line for line in done.stdout.splitlines() if "today" in line.partition("│")[2].partition("│")[2]]
     [cells] = [[cell.strip() for cell in row.split("│")[1:-1]] for row in rows]
     assert float(cells[2]) < 1e-3, "in fp32, engine and trainer differ by rounding only"
     assert "operations: " in done.stdout
+
+
+@pytest.mark.engines
+@pytest.mark.full
+def test_a_cut_command_keeps_what_it_measured(tmp_path: Path) -> None:
+    found, scratch, logs = tmp_path / "found.json", tmp_path / "scratch", tmp_path / "logs"
+    scratch.mkdir()
+    words = command(scratch, "--json", str(found), "--logs", str(logs))
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if "s: today: measured" in line:
+                process.terminate()
+    assert process.returncode == 128 + signal.SIGTERM
+    told = json.loads(found.read_text())
+    assert told["missing"] == dict.fromkeys(("trainer", "layers"), "the benchmark was cut")
+    assert told["engines"]["today"]["tokens"] == 32
+    assert {file.name for file in logs.iterdir()} == {"today.log", "trainer.log", "layers.log"}
+    assert not [*scratch.iterdir()]
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(scratch) in " ".join(one.info["cmdline"] or ())]
