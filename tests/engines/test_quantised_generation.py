@@ -46,8 +46,8 @@ class RoundedLinear(nn.Module):
 
 
 def rounded(rows: Tensor) -> Tensor:
-    """Round each row [..., N] to multiples of e4m3's numbers whose largest is the row's."""
-    scale = rows.abs().amax(-1, keepdim=True) / LARGEST
+    """Round each row [..., N] to multiples of e4m3's numbers whose largest is the row's. A row of zeros remains one."""
+    scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-30) / LARGEST
     return (rows / scale).to(torch.float8_e4m3fn).float() * scale
 
 
