@@ -72,7 +72,7 @@ def chat(tmp_path: Path) -> World:
     world = World(tmp_path)
     sft = ("--config-name", "tiny/tiny_sft", "pretrain=base", "output_dir=taught", *TAUGHT, *rows("sft_train"))
     outcome = world.run(
-        *sft, "response_length=8", "max_steps=30", "eval_steps=0", "sft_train.training_args.num_train_epochs=30"
+        *sft, "response_length=8", "max_steps=60", "eval_steps=0", "sft_train.training_args.num_train_epochs=60"
     )
     assert outcome.status == 0, outcome.output
     return world
