@@ -24,6 +24,7 @@ TAUGHT = (
     *SIZES,
 )
 LEARNER = (
+    "++actor_infer.generating_args.seeded=true",
     "actor_train.data_args.file_name=prompts.jsonl",
     "actor_train.world_size=1",
     "use_kl_loss=false",
