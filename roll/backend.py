@@ -64,10 +64,9 @@ class Rank:
         return MeetingPoint(self.master_address, self.master_port, self.meeting_file)
 
     def seed(self, of_run: int) -> int:
-        """Return the seed of what this process draws by itself, 32 bits. Other processes, roles and runs have others.
+        """Return a 32-bit seed for this process's own random numbers, other than those of other ranks, roles and runs.
 
-        Processes with one seed would draw the same numbers: two engines would answer their first prompts with the same
-        noise.
+        Two engines with the same seed would answer the same prompt alike.
         """
         return int(np.random.SeedSequence([of_run, self.rank, *self.role.encode()]).generate_state(1)[0])
 

@@ -194,7 +194,7 @@ class HfGenerate:
     def _seeded(
         self, token_ids: Ints, sampling: Sampling, seed: int | None, shown: AskedPictures | None
     ) -> list[Completion]:
-        """Generate. A seed leaves the numbers of later calls without a seed as they were."""
+        """Generate. A seeded call does not change the random numbers of later calls without a seed."""
         if seed is None:
             return self._generate(token_ids, sampling, shown)
         with torch.random.fork_rng([0] if self._device == "cuda" else []):

@@ -84,8 +84,8 @@ def unready_servers(block: VllmServerConfig, name: str, role: RoleConfig, config
     with httpx.Client(timeout=ASK_SECONDS, trust_env=False) as client:
         for url in block.base_urls:
             try:
-                found += [Fault(place, *pair, "unfit") for pair in _unfit(client, url, block, role, config)]
-                seeds[url] = _seed(client, url)
+                pairs, seeds[url] = _asked(client, url, block, role, config)
+                found += [Fault(place, *pair, "unfit") for pair in pairs]
             except httpx.HTTPError as error:
                 absent[url] = f"{url} ({type(error).__name__}: {error})"
     if len(absent) == len(block.base_urls):
@@ -101,35 +101,33 @@ def _same_noise(place: str, seeds: Mapping[str, int | None]) -> Iterator[Fault]:
     first = dict[int, str]()
     for url, seed in seeds.items():
         if seed is not None and first.setdefault(seed, url) != url:
-            problem = (
-                f"{first[seed]} and {url} have the same --seed, {seed}: they draw their tokens with the same noise"
-            )
+            same = f"{first[seed]} and {url} have the same --seed, {seed}"
+            problem = f"{same}: they draw their tokens with the same random numbers"
             remedy = "start each with another --seed, or set actor_infer.generating_args.seeded=true"
             yield Fault(place, problem, remedy, "duplicate")
 
 
-def _seed(client: httpx.Client, url: str) -> int | None:
-    """Return the seed of a server, if it tells it. Raises httpx.HTTPError if it does not answer."""
-    answer = client.get(url.rstrip("/") + INFO)
-    return seed_of(answer.json()) if answer.status_code == 200 else None
-
-
-def _unfit(
+def _asked(
     client: httpx.Client, url: str, block: VllmServerConfig, role: RoleConfig, config: RlvrConfig
-) -> Sequence[tuple[str, str]]:
-    """Return the problems of one server, with their remedies. Raises httpx.HTTPError if it does not answer."""
+) -> tuple[Sequence[tuple[str, str]], int | None]:
+    """Return the problems of one server, with their remedies, and its seed if it tells its settings.
+
+    Raises httpx.HTTPError if it does not answer.
+    """
     root = url.rstrip("/")
     if (health := client.get(root + HEALTH)).status_code != 200:
-        return [(f"{url}: {HEALTH} has status {health.status_code}: its engine died", "start the server again")]
+        return [(f"{url}: {HEALTH} has status {health.status_code}: its engine died", "start the server again")], None
     answer = client.get(root + INFO)
     if answer.status_code in (401, 403):
-        return [(f"{url} asks for an API key, which roll does not send", "start it without --api-key")]
+        return [(f"{url} asks for an API key, which roll does not send", "start it without --api-key")], None
     if answer.status_code == 404:
-        return [(f"{url} has no {INFO.partition('?')[0]}", "start it with VLLM_SERVER_DEV_MODE=1 in its environment")]
+        missing = f"{url} has no {INFO.partition('?')[0]}"
+        return [(missing, "start it with VLLM_SERVER_DEV_MODE=1 in its environment")], None
     try:
-        pairs = misfits(answer.json(), wanted_of(block, role, config))
+        info = answer.json()
+        pairs = misfits(info, wanted_of(block, role, config))
     except (RollError, ValueError) as error:
-        return [(f"{url}: {error}", "start it with vLLM 0.32")]
+        return [(f"{url}: {error}", "start it with vLLM 0.32")], None
     if client.post(root + GENERATE, json={}).status_code == CLOSED:  # otherwise it refuses the empty request
         pairs.append(CLOSED_MISFIT)
-    return [(f"{url}: {problem}", remedy) for problem, remedy in pairs]
+    return [(f"{url}: {problem}", remedy) for problem, remedy in pairs], seed_of(info)
