@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -125,6 +126,17 @@ def tree(pid: int) -> list[int]:
     for parent in found:  # the list grows during the loop
         found += _children(parent)
     return found
+
+
+def end_beneath(pid: int) -> None:
+    """Kill the descendants of a process that reaps them and then ends; the process itself if it has none.
+
+    If that process were killed first, its descendants could become zombies of this process, which nobody reaps.
+    """
+    first, *beneath = tree(pid)
+    for one in beneath or [first]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
 
 
 def _children(pid: int) -> list[int]:

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import marshal
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from roll.rewards.sandbox.inside import commands
 from roll.rewards.sandbox.inside.commands import COMMAND, DONE, FILE, FILES, HEADER, LENGTH, RAN, REFUSED
 from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
 from roll.system.sizes import MIB
-from roll.system.tree import tree
+from roll.system.tree import end_beneath
 
 ENTER = Path(__file__).with_name("enter.py")
 MOUNT = "/.roll"
@@ -247,7 +246,7 @@ class BubblewrapContainer:
         """Kill the container. Return the end of what it complained.
 
         Its first process may belong to another user than bubblewrap, which then cannot kill it. bubblewrap ends when
-        that process does, and reaps it; if it were killed itself, this process might get an orphan that nobody reaps.
+        that process does, and reaps it.
         """
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -255,10 +254,7 @@ class BubblewrapContainer:
         pipe = self._process.stderr
         if pipe is None or pipe.closed:
             return ""
-        first, *inner = tree(self._process.pid)
-        for pid in inner or [first]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_beneath(self._process.pid)
         said = b""
         with suppress(TimeoutError):
             # The pipe is at its end when the last process that could complain has ended.

@@ -19,11 +19,14 @@ from typing import Any
 from roll.rewards.sandbox.bubblewrap import PROBE_SECONDS, REMEDY, Interpreter, SandboxUnavailable, start_sandbox
 from roll.rewards.sandbox.inside.supervisor import FRAME, OUTCOME, SEALS
 from roll.system.sizes import MIB
+from roll.system.tree import end_beneath
 
 GRACE_SECONDS = 30.0
 """Seconds for the sandbox to start and to report, in addition to the program's wall-clock limit."""
 KILL_SECONDS = 30.0
 """Seconds to wait for a killed process. It ends at once unless the kernel is blocked."""
+END_SECONDS = 5.0
+"""Seconds in which a sandbox must end by itself. If it does not, it is killed."""
 COMPLAINT_BYTES = 2000
 OPEN_FILES, THREADS, STACK_BYTES = 64, 64, 64 << 20
 
@@ -196,15 +199,22 @@ def _complaint(sandbox: subprocess.Popen[bytes]) -> str:
 
 
 def _end(sandbox: subprocess.Popen[bytes]) -> bytes:
-    """Kill bubblewrap and thereby all processes of its namespace. Return the end of their stderr."""
+    """End a sandbox with all its processes. Return the end of their stderr.
+
+    The supervisor ends when nobody reads its outcomes any more, and reaps its processes first. One that does not is
+    killed. If all were killed at once, zombies could be left, which become children of a reward process.
+    """
     if sandbox.stderr is None or sandbox.stderr.closed:
         return b""
-    sandbox.kill()
-    said, deadline = b"", time.monotonic() + KILL_SECONDS
+    said, deadline = b"", time.monotonic() + END_SECONDS
     with sandbox.stderr as pipe:
         while select.select([pipe], [], [], max(deadline - time.monotonic(), 0))[0] and (
             chunk := os.read(pipe.fileno(), 1 << 16)
         ):
             said = (said + chunk)[-COMPLAINT_BYTES:]
-    sandbox.wait(KILL_SECONDS)
+    try:
+        sandbox.wait(max(deadline - time.monotonic(), 0))
+    except subprocess.TimeoutExpired:
+        end_beneath(sandbox.pid)
+        sandbox.wait(KILL_SECONDS)
     return said

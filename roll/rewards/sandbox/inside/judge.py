@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import builtins
 import inspect
 import os
 import sys
 import types
-import unittest
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,10 +67,11 @@ def _run(test: Mapping[str, Any], channel: Channel) -> None:
 
 def _run_tests(namespace: dict[str, Any]) -> None:
     """Run the test functions, methods of test classes and unittest cases of a namespace. Raise at the first failure."""
+    unittest = sys.modules.get("unittest")  # has been imported if there are such cases; importing it takes long
     own = {name: value for name, value in namespace.items() if getattr(value, "__module__", None) == "__main__"}
     fixtures = {name: value for name, value in own.items() if isinstance(value, pytest_like.Fixture)}
     for name, value in own.items():
-        if isinstance(value, type) and issubclass(value, unittest.TestCase):
+        if unittest and isinstance(value, type) and issubclass(value, unittest.TestCase):
             result = unittest.TestResult()
             unittest.defaultTestLoader.loadTestsFromTestCase(value).run(result)
             for _, message in (*result.failures, *result.errors):
@@ -96,6 +95,8 @@ def _run_test(function: Callable[..., Any], fixtures: Mapping[str, Any]) -> None
             try:
                 result = function(**arguments, **given)
                 if inspect.iscoroutine(result):
+                    import asyncio  # here, because it takes a fifth of the time of a short program
+
                     asyncio.run(result)
             except pytest_like.Skipped:
                 pass

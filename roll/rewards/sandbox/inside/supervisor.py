@@ -231,6 +231,10 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
                 process, descriptor = key.data
                 if process is None:
                     # The reader is gone. A dying bubblewrap may not have permission to kill this user's process.
+                    _end(processes)
+                    for one in processes:
+                        if one.status is None:
+                            _reap(one)
                     os._exit(1)
                 if descriptor is None:
                     selector.unregister(process.pidfd)
