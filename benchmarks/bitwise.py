@@ -4,7 +4,7 @@
         [--response-tokens 96] [--engines today,invariant,...] [--scratch FOLDER] [--json FILE]
 
 Engines of roll with different settings sample from the same random model: as today, with logits in fp32, and batch
-invariant in four ways. Each samples all prompts together, again, and some alone. Then the trainer scores the
+invariant in five ways. Each samples all prompts together, again, and some alone. Then the trainer scores the
 sampled tokens: as roll does, and with one operation after the other computed by the kernel that a batch-invariant
 engine uses. At the end, each operation of vLLM's model is compared with the trainer's.
 

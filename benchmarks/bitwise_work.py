@@ -28,6 +28,10 @@ ENGINES: Mapping[str, dict[str, Any]] = {
     "fp32-head": {"engine_args": FP32_HEAD},
     "invariant": {"batch_invariant": True},
     "invariant-graphs": {"batch_invariant": True, "engine_args": {"compilation_config": UNCOMPILED}},
+    "invariant-decode": {
+        "batch_invariant": True,
+        "engine_args": {"compilation_config": UNCOMPILED | {"cudagraph_mode": "FULL_DECODE_ONLY"}},
+    },
     "invariant-eager": {"batch_invariant": True, "enforce_eager": True},
     "invariant-fp32": {"batch_invariant": True, "enforce_eager": True, "engine_args": FP32_HEAD},
 }

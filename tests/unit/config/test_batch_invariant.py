@@ -58,6 +58,13 @@ def test_what_is_refused(engine: dict[str, Any], given: dict[str, Any], refused:
     assert not any(place == PLACE for _, place in found(tmp_path, engine, **given))
 
 
+def test_other_graphs_are_refused(tmp_path: Path) -> None:
+    engine = {"engine_args": {"compilation_config": {"cudagraph_mode": "FULL"}}}
+    place = PLACE.replace("batch_invariant", "engine_args.compilation_config")
+    assert found(tmp_path, engine) == []
+    assert found(tmp_path, engine | {"batch_invariant": True}) == [("not_supported", place)]
+
+
 @pytest.mark.parametrize("inherited", ["0", "1"])
 @pytest.mark.parametrize(("key", "read"), [("true", ["1", "True"]), ("false", ["0", "False"])])
 def test_the_key_decides_whatever_the_process_inherited(inherited: str, key: str, read: list[str]) -> None:

@@ -8,7 +8,6 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -26,7 +25,6 @@ from roll.rewards.sandbox.inside import link
 from roll.types import Prompt, RewardOutcome, RewardResult
 from tests.limits import CPU_EXPIRY, RUN, until
 from tests.unit.rewards import escapes
-from tests.unit.rewards.running import children_of, descendants, process, run
 
 PROMPT = Prompt(0, np.zeros(1, dtype=np.int32), "", "code", {})
 ROOT = Path(__file__).parents[3]
@@ -661,56 +659,6 @@ def test_no_escape_works_for_a_user_without_rights(secret: str, server: HTTPServ
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests already run as an unprivileged user")
 def test_sandbox_holds_all_escapes_for_unprivileged_user(secret: str, server: HTTPServer) -> None:
     assert as_other(escapes.names(), secret, server) == {}
-
-
-def test_a_sandbox_ends_with_whoever_made_it() -> None:
-    made = "from tests.unit.rewards.escapes import *; go_on('import time; time.sleep(1000)', sleeps=False)"
-    maker = subprocess.Popen(
-        [sys.executable, "-c", made], cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    until(lambda: len(beneath(maker.pid)) > 2, "bubblewrap, supervisor and program of the sandbox run")
-    sandbox = beneath(maker.pid)
-    maker.kill()
-    maker.wait()
-    until(lambda: not any(process.is_running() for process in sandbox), "all processes of the sandbox have ended")
-
-
-ENDINGS = {
-    "right": "def f(): return 1",
-    "wrong": "def f(): return 2",
-    "ends itself": "import os\nos._exit(3)",
-    "no Python": "def f(:",
-    "uses up its time": "def f():\n    while True: pass",
-    "waits": "import time\ntime.sleep(1000)",
-    "writes endlessly": "while True: print('x' * 1000)",
-}
-LIMITS = {"cpu_seconds": 1, "wall_seconds": 3, "output_mib": 1}
-
-
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
-@pytest.mark.parametrize("kind", ["assert", "input"])
-def test_programs_leave_no_processes(kind: str, sandbox: str) -> None:
-    """A reward process adopts what its programs leave, and would be ended for what adds up to `max_processes`."""
-    cases = {"cases": "first_failure", "sandbox": sandbox, **LIMITS}
-    row = asserts("assert f() == 1", "assert f() < 2")
-    if kind == "input":
-        row = {"case_type": kind, "test_cases": json.dumps([{"stdin": "", "expected_stdout": "1"}] * 2)}
-
-    async def go() -> tuple[list[RewardResult], list[int]]:
-        async with process(reward="code_sandbox", reward_args=cases, max_processes=8) as rewards:
-            before = len(children_of(b"roll.rewards.child"))
-            results = await rewards.score(replace(PROMPT, row=row), [fenced(one) for one in ENDINGS.values()] * 2)
-            [child] = children_of(b"roll.rewards.child")[before - 1 :]
-            return results, descendants(child)
-
-    results, left = run(go())
-    assert [result.outcome for result in results] == [RewardOutcome.SCORED] * len(results)
-    assert [result.value == 1 for result in results] == [kind == "assert", *[False] * 6] * 2
-    assert left == []
-
-
-def beneath(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
 
 
 def test_no_operator_of_equality_is_asked() -> None:
