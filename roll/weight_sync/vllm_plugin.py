@@ -46,6 +46,19 @@ LOGGERS = ("vllm.v1.worker", "vllm.v1.engine.core", "vllm.compilation")
 """Loggers of these messages. The level of the messages is too low for vLLM to print them."""
 
 
+RELOADING = "vllm.model_executor.model_loader.reload.layerwise"
+"""Logger of what is loaded during a weight sync."""
+GOT_NONE = "%s: Failed to load weights"
+"""What it says at each sync of layers that have no weights of their own: rotary embeddings, and heads that are the
+embedding.
+"""
+
+
+def says_more(record: logging.LogRecord) -> bool:
+    """Return whether a message about loading is not `GOT_NONE`. `BucketReceiver` raises if weights are missing."""
+    return record.msg != GOT_NONE
+
+
 class StageHandler(logging.Handler):
     """Reports each stage when it begins, and prints nothing else."""
 
@@ -86,6 +99,7 @@ def register() -> None:
         if not parent.is_alive():  # it ended before that call
             os._exit(1)
         report_stages()
+        logging.getLogger(RELOADING).addFilter(says_more)
         announce("engine's process started")
     if current_platform.is_cpu():
         platform: Any = type(current_platform)
