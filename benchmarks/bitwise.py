@@ -35,9 +35,8 @@ from rich.table import Table
 
 from benchmarks import models
 from benchmarks.bitwise_work import ENGINES, LOOK_EVERY, NEED_GPU, Difference, Repeat, Work
-from benchmarks.launch import heed_sigterm
+from benchmarks.launch import environment, heed_sigterm
 
-ROOT = Path(__file__).resolve().parents[1]
 SPREAD = 3.0
 """Standard deviation of the logits."""
 TRAINER, LAYERS = "trainer", "layers"
@@ -65,7 +64,7 @@ class Part:
                 [sys.executable, "-m", f"benchmarks.{module}", str(folder), *words],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+                env=environment(str(folder)),
             )
 
     def wait_ready(self, until: float) -> None:
@@ -211,7 +210,11 @@ def main() -> None:
         if name not in engines:
             print(f"{name}: left out: vLLM's batch-invariant kernels need a GPU")
     heed_sigterm()
-    with tempfile.TemporaryDirectory(dir=options.scratch, prefix="bitwise-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(dir=options.scratch, prefix="bitwise-") as scratch,
+        tempfile.TemporaryDirectory(prefix="roll-") as sockets,
+    ):
+        os.environ["TMPDIR"] = sockets  # of vLLM's processes, which leave files there; a socket's path must be short
         folder, logs = Path(scratch), options.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
         write_model(folder / "model", options.model, options.dtype)

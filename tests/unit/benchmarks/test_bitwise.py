@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -208,7 +210,10 @@ def command(folder: Path, *more: str) -> list[str]:
 @pytest.mark.engines
 @pytest.mark.full
 def test_the_command_measures_on_the_cpu(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path), check=True, capture_output=True, text=True, timeout=limits.RUN)
+    with TemporaryDirectory() as own:
+        given: dict[str, Any] = {"env": os.environ | {"TMPDIR": own}, "timeout": limits.RUN}
+        done = subprocess.run(command(tmp_path), check=True, capture_output=True, text=True, **given)
+        assert os.listdir(own) == [], "sockets and other files of vLLM"
     assert "missing" not in done.stdout, done.stdout
     assert "invariant: left out" in done.stdout
     rows = [line for line in done.stdout.splitlines() if "today" in line.partition("│")[2].partition("│")[2]]
