@@ -12,12 +12,12 @@ dynamic sampling, groups that `keep` rejects, such as groups whose rewards are a
 
 Decides which of the groups in flight a take (one call of `RolloutScheduler.take`) may hand over. Works on counts alone.
 
-    ordinals   0 1 2 3 | 4 5 6 7 | 8 9 ...       in the order in which prompts were drawn
-               window of two batches |
+    in flight   2 5 6 7 8 9 | 10 11 ...       ordinals, in the order in which prompts were drawn
+                the window  |
 
-A take chooses among the ordinals of the window. The window moves on only when all of its groups have been handed over.
-With a window of one batch, groups are first in, first out. With a wider one, a take may leave slow groups to a later
-take, but none for longer than `limit` steps.
+A take chooses among the oldest groups in flight, as many as the window is wide. With a window of one batch, groups are
+first in, first out. With a wider one, a take may leave slow groups to a later take, but none for longer than `limit`
+steps: it waits for groups for which the later takes within their limits have no room (earliest deadline first).
 
 Saves finished groups that no step has used yet, so that a resumed run does not generate them again.
 
@@ -34,7 +34,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -198,7 +198,8 @@ class Choice:
     count: int
     """Number of groups to hand over."""
     due: frozenset[int]
-    """Ordinals that must be handed over now, because they would exceed the age limit in the next step."""
+    """Ordinals that must be handed over now, because later steps could not hand over all groups within the age limit.
+    """
 
 
 class Window:
@@ -207,12 +208,12 @@ class Window:
     def __init__(self, batch: int, ratio: float, width: int) -> None:
         """`width` is a multiple of `batch`; both count groups."""
         assert width % batch == 0, f"a window of {width} is not divisible by the batch size, {batch}"
-        self._ahead, self._width = round(ratio * batch), width
+        self._batch, self._ahead = batch, round(ratio * batch)
         self.slack = width - batch
         """Largest number of older groups that may still be in flight when a group is handed over."""
         self.limit = age_limit(ratio, width // batch)
         """Largest age of a group that is handed over, in steps."""
-        self._begin = self._next = self._step = 0
+        self._next = self._step = 0
         self._drawn_at: dict[int, int] = {}  # step in which each group was drawn, by ordinal
         self._known_gone: set[int] = set()  # after a resume: ordinals that were handed over before it, to be skipped
 
@@ -239,13 +240,15 @@ class Window:
 
     def choice(self, wanted: int) -> Choice:
         """Return the groups that a take of `wanted` may choose from. `Choice.count` is smaller if fewer are left."""
-        assert self.head is not None, "nothing is in flight"
-        while self.head >= self._begin + self._width:
-            self._begin += self._width
-        end = self._begin + self._width
-        pool = list(islice(takewhile(lambda ordinal: ordinal < end, self._drawn_at), wanted + self.slack))
-        due = frozenset(ordinal for ordinal in pool if self._step - self._drawn_at[ordinal] >= self.limit)
-        return Choice(pool, min(wanted, len(pool)), due)
+        assert self._drawn_at, "nothing is in flight"
+        pool = list(islice(self._drawn_at, wanted + self.slack))
+        due = sorted(pool, key=self._drawn_at.__getitem__)[: min(self._beyond_later_steps(), wanted)]
+        return Choice(pool, min(wanted, len(pool)), frozenset(due))
+
+    def _beyond_later_steps(self) -> int:
+        """Return how many groups later steps cannot all hand over in time: the oldest ones are due now."""
+        steps_left = (drawn + self.limit - self._step for drawn in sorted(self._drawn_at.values()))
+        return max(0, *(count - self._batch * left for count, left in enumerate(steps_left, 1)))
 
     def remove(self, ordinals: Iterable[int]) -> None:
         """Record that groups were handed over."""
@@ -265,11 +268,11 @@ class Window:
         """Return the state as JSON values. A resumed run draws from the head, so ordinals are relative to it."""
         head = self._next if self.head is None else self.head
         gone = [ordinal - head for ordinal in range(head, self._next) if ordinal not in self._drawn_at]
-        return {"begin": self._begin - head, "gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
+        return {"gone": gone + [ordinal - head for ordinal in sorted(self._known_gone)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that `state_dict` returned. The head becomes ordinal 0."""
-        self._begin, self._known_gone = state["begin"], set(state["gone"])
+        self._known_gone = set(state["gone"])
 
 
 LOG = logging.getLogger(__name__)

@@ -148,11 +148,32 @@ def test_a_wider_window_leaves_slow_groups_for_later() -> None:
     window.remove([1, 3])
     window.next_step()
     assert drawn(window, 2) == [4, 5]
-    assert window.choice(2) == Choice([0, 2], 2, frozenset()), "the window does not move until all its groups are taken"
-    window.remove([0, 2])
+    assert window.choice(2) == Choice([0, 2, 4, 5], 2, frozenset())
+    window.remove([2, 5])
     window.next_step()
     assert drawn(window, 2) == [6, 7]
-    assert window.choice(2).pool == [4, 5, 6, 7]
+    assert window.choice(2) == Choice([0, 4, 6, 7], 2, frozenset([0])), "0 has reached the limit"
+    window.remove([0, 7])
+    window.next_step()
+    assert drawn(window, 2) == [8, 9]
+    assert window.choice(2) == Choice([4, 6, 8, 9], 2, frozenset([4]))
+
+
+def test_groups_are_due_before_later_steps_are_full() -> None:
+    """All six groups of the first step reach their limit in step 3, in which only two can be handed over."""
+    window = Window(2, 2.0, 4)
+    assert (window.limit, drawn(window, 2)) == (3, [0, 1, 2, 3, 4, 5])
+    window.remove([2, 3])
+    for later in ([6, 7], [8, 9]):
+        window.next_step()
+        assert drawn(window, 2) == later
+        assert window.choice(2).due == frozenset(), "steps 2 and 3 have room for all four"
+        if later == [6, 7]:
+            window.remove([5, 4])
+    window.remove([8, 9])
+    window.next_step()
+    assert drawn(window, 2) == [10, 11]
+    assert window.choice(2).due == {0, 1}
 
 
 def test_ordinals_consumed_ahead_are_not_redrawn() -> None:
@@ -161,15 +182,15 @@ def test_ordinals_consumed_ahead_are_not_redrawn() -> None:
         window.draw()
     window.remove([1, 3])
     state = window.state_dict()
-    assert state == {"begin": 0, "gone": [1, 3]}
+    assert state == {"gone": [1, 3]}
     again = Window(2, 1.0, 4)
-    again.load_state_dict(state)
+    again.load_state_dict(state | {"begin": 0})  # which checkpoints of earlier versions have
     assert [again.draw() for _ in range(5)] == [0, None, 2, None, 4]
 
 
 def test_a_second_save_remembers_what_is_gone() -> None:
     """A run is resumed and saved again before, while and after it draws the ordinals that were handed over."""
-    state = {"begin": 0, "gone": [1, 3]}
+    state = {"gone": [1, 3]}
     for drawn_before in range(5):
         again, once_more = Window(2, 1.0, 4), Window(2, 1.0, 4)
         again.load_state_dict(state)
@@ -185,9 +206,9 @@ def test_a_second_save_counts_from_its_own_head() -> None:
     it.
     """
     again, once_more = Window(2, 1.0, 4), Window(2, 1.0, 4)
-    again.load_state_dict({"begin": 0, "gone": [1, 3]})
+    again.load_state_dict({"gone": [1, 3]})
     again.draw()
     again.remove([0])
-    assert again.state_dict() == {"begin": -1, "gone": [0, 2]}
+    assert again.state_dict() == {"gone": [0, 2]}
     once_more.load_state_dict(again.state_dict())
     assert [once_more.draw() for _ in range(4)] == [None, 1, None, 3]
