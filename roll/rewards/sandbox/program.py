@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -216,5 +217,8 @@ def _end(sandbox: subprocess.Popen[bytes]) -> bytes:
         sandbox.wait(max(deadline - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
         end_beneath(sandbox.pid)
+        with suppress(subprocess.TimeoutExpired):
+            sandbox.wait(END_SECONDS)
+        sandbox.kill()
         sandbox.wait(KILL_SECONDS)
     return said

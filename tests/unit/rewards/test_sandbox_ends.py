@@ -7,10 +7,15 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
 
+from roll.rewards.sandbox import program
+from roll.rewards.sandbox.bubblewrap import find_interpreter
+from roll.rewards.sandbox.program import CaseEnd, Job, ProgramLimits, run_program
+from roll.system.orphans import is_alive
 from roll.types import RewardOutcome, RewardResult
 from tests.limits import until
 from tests.unit.rewards.running import children_of, descendants, process, run
@@ -48,6 +53,19 @@ def test_programs_leave_no_processes(kind: str, sandbox: str) -> None:
     assert [result.outcome for result in results] == [RewardOutcome.SCORED] * len(results)
     assert [result.value == 1 for result in results] == [kind == "assert", *[False] * 6] * 2
     assert left == []
+
+
+def test_a_stopped_sandbox_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "END_SECONDS", 0.5)
+    others = {one.pid for one in beneath(os.getpid())}
+    waits = Job("import sys, time\nif sys.stdin.read(): time.sleep(1000)", "input", (b"", b"x"))
+    outcomes: Any = run_program(waits, ProgramLimits(), find_interpreter(None))
+    assert next(outcomes).ending == CaseEnd.OK
+    sandbox = [one for one in beneath(os.getpid()) if one.pid not in others]
+    for one in sandbox:
+        one.suspend()
+    outcomes.close()
+    assert len(sandbox) >= 2 and not any(map(is_alive, sandbox))
 
 
 def test_a_sandbox_ends_with_whoever_made_it() -> None:
