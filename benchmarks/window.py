@@ -65,10 +65,10 @@ def simulated(options: argparse.Namespace, ratio: float, batches: int, seed: int
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, usual in (("batch", 64), ("samples", 8), ("most", 8192), ("steps", 200), ("seeds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
-    for name, share in (("train-seconds", 10.0), ("tokens", 400.0), ("deviation", 1.0), ("seconds-per-token", 0.01)):
-        parser.add_argument(f"--{name}", type=float, default=share)
+    for name, count in (("batch", 64), ("samples", 8), ("most", 8192), ("steps", 200), ("seeds", 3)):
+        parser.add_argument(f"--{name}", type=int, default=count)
+    for name, usual in (("train-seconds", 10.0), ("tokens", 400.0), ("deviation", 1.0), ("seconds-per-token", 0.01)):
+        parser.add_argument(f"--{name}", type=float, default=usual)
     return parser.parse_args(words)
 
 

@@ -17,7 +17,7 @@ Decides which of the groups in flight a take (one call of `RolloutScheduler.take
 
 A take chooses among the oldest groups in flight, as many as the window is wide. With a window of one batch, groups are
 first in, first out. With a wider one, a take may leave slow groups to a later take, but none for longer than `limit`
-steps: it waits for groups for which the later takes within their limits have no room (earliest deadline first).
+steps: it waits for the oldest groups if later takes have no room for all of them within the limit.
 
 Saves finished groups that no step has used yet, so that a resumed run does not generate them again.
 
@@ -246,7 +246,7 @@ class Window:
         return Choice(pool, min(wanted, len(pool)), frozenset(due))
 
     def _beyond_later_steps(self) -> int:
-        """Return how many groups later steps cannot all hand over in time: the oldest ones are due now."""
+        """Return the number of groups for which later steps have no room within the age limit."""
         steps_left = (drawn + self.limit - self._step for drawn in sorted(self._drawn_at.values()))
         return max(0, *(count - self._batch * left for count, left in enumerate(steps_left, 1)))
 

@@ -131,7 +131,7 @@ def tree(pid: int) -> list[int]:
 def end_beneath(pid: int) -> None:
     """Kill the descendants of a process that reaps them and then ends; the process itself if it has none.
 
-    If that process were killed first, its descendants could become zombies of this process, which nobody reaps.
+    If it were killed first, its descendants could become children of this process, and nobody would reap them.
     """
     first, *beneath = tree(pid)
     for one in beneath or [first]:

@@ -17,7 +17,7 @@ def invariance_faults(engine: VllmConfig, where: str, role: RoleConfig, shape: M
 
     As read in vLLM 0.32: without a GPU it ignores the variable. No backend for gated-delta layers supports it. In 8
     bits, some kernels are replaced by products in bf16 with weights that each call converts. As measured: with
-    `cudagraph_mode: FULL`, two of four responses were others alone than among 64.
+    `cudagraph_mode: FULL`, two of four responses differed between alone and among 64.
 
     Args:
         where: place of the engine's block.
@@ -32,7 +32,7 @@ def invariance_faults(engine: VllmConfig, where: str, role: RoleConfig, shape: M
         problem = "true, but vLLM has no such kernel for gated-delta layers"
         yield Fault(place, problem, remedy, "not_supported")
     if GRAPHS in engine.engine_args:
-        problem = "given with batch_invariant, but with other graphs than the default, responses can depend on others"
+        problem = "given with batch_invariant, but with other CUDA graphs responses depended on other requests"
         yield Fault(f"{where}.engine_args.{GRAPHS}", problem, "leave it out", "not_supported")
     untried = {
         "quantization": engine.quantization is not None,

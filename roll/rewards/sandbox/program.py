@@ -202,8 +202,8 @@ def _complaint(sandbox: subprocess.Popen[bytes]) -> str:
 def _end(sandbox: subprocess.Popen[bytes]) -> bytes:
     """End a sandbox with all its processes. Return the end of their stderr.
 
-    The supervisor ends when nobody reads its outcomes any more, and reaps its processes first. One that does not is
-    killed. If all were killed at once, zombies could be left, which become children of a reward process.
+    The supervisor reaps its processes and ends when the reader of its outcomes is gone. If it does not, it is killed.
+    If all were killed at once, zombies could be left, as children of the reward process.
     """
     if sandbox.stderr is None or sandbox.stderr.closed:
         return b""

@@ -160,20 +160,22 @@ def test_a_wider_window_leaves_slow_groups_for_later() -> None:
 
 
 def test_groups_are_due_before_later_steps_are_full() -> None:
-    """All six groups of the first step reach their limit in step 3, in which only two can be handed over."""
-    window = Window(2, 2.0, 4)
-    assert (window.limit, drawn(window, 2)) == (3, [0, 1, 2, 3, 4, 5])
+    """Four groups of the first step reach their limit in step 4, in which only two can be handed over."""
+    window = Window(2, 2.0, 6)
+    assert (window.limit, drawn(window, 2)) == (4, [0, 1, 2, 3, 4, 5])
     window.remove([2, 3])
     for later in ([6, 7], [8, 9]):
         window.next_step()
         assert drawn(window, 2) == later
-        assert window.choice(2).due == frozenset(), "steps 2 and 3 have room for all four"
-        if later == [6, 7]:
-            window.remove([5, 4])
-    window.remove([8, 9])
+        assert window.choice(2).due == frozenset(), "steps 3 and 4 have room for all four"
+        window.remove(later)
     window.next_step()
     assert drawn(window, 2) == [10, 11]
-    assert window.choice(2).due == {0, 1}
+    assert (window.choice(2).due, window.age(0)) == ({0, 1}, 3), "step 4 has room for two"
+    window.remove([0, 1])
+    window.next_step()
+    assert drawn(window, 2) == [12, 13]
+    assert (window.choice(2).due, window.age(4)) == ({4, 5}, 4)
 
 
 def test_ordinals_consumed_ahead_are_not_redrawn() -> None:

@@ -231,10 +231,7 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
                 process, descriptor = key.data
                 if process is None:
                     # The reader is gone. A dying bubblewrap may not have permission to kill this user's process.
-                    _end(processes)
-                    for one in processes:
-                        if one.status is None:
-                            _reap(one)
+                    _end_and_reap(processes)
                     os._exit(1)
                 if descriptor is None:
                     selector.unregister(process.pidfd)
@@ -243,10 +240,8 @@ def _watch(processes: list[Watched], first: Watched, most: int, deadline: float)
                     selector.unregister(descriptor)
                 if process.ended == "output":
                     _end([process])
-        _end(processes)
+        _end_and_reap(processes)
     for process in processes:
-        if process.status is None:
-            _reap(process)
         for descriptor in tuple(process.open_ends):
             _drain(process, descriptor, most)
         for descriptor in (*process.outputs, process.pidfd):
@@ -257,6 +252,13 @@ def _end(processes: list[Watched]) -> None:
     for process in processes:
         if process.status is None:
             os.kill(process.pid, signal.SIGKILL)
+
+
+def _end_and_reap(processes: list[Watched]) -> None:
+    _end(processes)
+    for process in processes:
+        if process.status is None:
+            _reap(process)
 
 
 def _reap(process: Watched) -> None:
