@@ -1,8 +1,7 @@
 """The forward pass of a Qwen2 over packed sequences, with each operation exchangeable: torch's or vLLM's.
 
 `PLAIN` computes what transformers computes, bit for bit. `ladder` exchanges one operation after the other for the
-kernel that a batch-invariant engine of vLLM runs on a GPU. The forward pass has no backward pass: vLLM's kernels have
-no gradients.
+kernel of a batch-invariant engine of vLLM (`roll.models.engine_kernels`). There is no backward pass.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
+from roll.models import engine_kernels
 from roll.models.attention import packed_attention
 from roll.models.packed import PackedInputs
 
-PAGE = 16
-"""Tokens of a block of an engine's KV cache."""
 Note = Callable[[str, Tensor], None]
 """Is called with the name of an operation and its result."""
 
@@ -99,12 +97,6 @@ def attention(layer: Any, hidden: Tensor, inputs: PackedInputs, kernels: Kernels
     return out
 
 
-def plain_gated(both: Tensor) -> Tensor:
-    """Return silu(gate) * up."""
-    gate, up = both.chunk(2, dim=-1)
-    return nn.functional.silu(gate) * up
-
-
 def plain_add_norm(hidden: Tensor, residual: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     """Return the norm of the sum, and the sum, as transformers computes them."""
     total = residual + hidden
@@ -134,7 +126,7 @@ PLAIN = Kernels(
     linear=nn.functional.linear,
     norm=lambda hidden, norm: norm(hidden),
     add_norm=plain_add_norm,
-    gated=plain_gated,
+    gated=engine_kernels.plain_gated,
     rotate=plain_rotate,
     attend=plain_attend,
     log_probs=plain_log_probs,
@@ -143,16 +135,14 @@ PLAIN = Kernels(
 
 def ladder() -> list[tuple[str, Kernels]]:
     """Return kernels by name, each with one operation more of vLLM's. They need a GPU, and `VLLM_BATCH_INVARIANT=1`."""
-    from vllm.model_executor.determinism.batch_invariant import linear_batch_invariant
-
     steps: list[tuple[str, dict[str, Any]]] = [
-        ("products", {"linear": linear_batch_invariant}),
+        ("products", {"linear": engine_kernels.engine_linear}),
         ("head", {"log_probs": engine_log_probs}),
         ("norms", {"norm": engine_norm, "add_norm": engine_add_norm}),
-        ("activation", {"gated": engine_gated}),
+        ("activation", {"gated": engine_kernels.engine_gated}),
         ("rotation", {"rotate": engine_rotate}),
-        ("attention", {"attend": engine_attend}),
-        ("its pages", {"attend": engine_attend_pages}),
+        ("attention", {"attend": flash}),
+        ("its pages", {"attend": engine_attend}),
     ]
     rungs = [("roll's forward, not compiled", PLAIN)]
     for name, exchanged in steps:
@@ -161,84 +151,35 @@ def ladder() -> list[tuple[str, Kernels]]:
 
 
 def engine_log_probs(hidden: Tensor, targets: Tensor, head: Any) -> Tensor:
-    """Return the log-probs as an engine computes them: from logits in the model's dtype."""
-    from vllm.model_executor.determinism.batch_invariant import linear_batch_invariant
-    from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
-
-    parts = zip(hidden.split(2048), targets.split(2048), strict=True)
-    found = [
-        compute_token_logprobs(linear_batch_invariant(rows, head.weight), ids[:, None])[:, 0] for rows, ids in parts
-    ]
-    return torch.cat(found)
+    """Return the log-probs as an engine computes them."""
+    return engine_kernels.engine_log_probs(hidden, head.weight, targets, 1.0)
 
 
 def engine_norm(hidden: Tensor, norm: Any) -> Tensor:
     """Return the norm without a sum, as in an engine's first layer."""
-    from vllm.model_executor.determinism.batch_invariant import rms_norm_batch_invariant
-
-    normed = rms_norm_batch_invariant(hidden, norm.weight, norm.variance_epsilon)
-    assert isinstance(normed, Tensor)
-    return normed
+    return engine_kernels.engine_norm(hidden, norm.weight, norm.variance_epsilon)
 
 
 def engine_add_norm(hidden: Tensor, residual: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    """Return the norm of the sum, and the sum. vLLM's kernel writes both in the place of its arguments."""
-    from vllm import _custom_ops as ops
-
-    normed, total = hidden.clone(), residual.clone()
-    ops.fused_add_rms_norm(normed, total, norm.weight, norm.variance_epsilon)
-    return normed, total
-
-
-def engine_gated(both: Tensor) -> Tensor:
-    """Return silu(gate) * up."""
-    from vllm import _custom_ops  # noqa: F401 - loads torch.ops._C
-
-    out = both.new_empty(len(both), both.shape[1] // 2)
-    torch.ops._C.silu_and_mul(out, both)
-    return out
+    """Return the norm of the sum, and the sum."""
+    return engine_kernels.engine_add_norm(hidden, residual, norm.weight, norm.variance_epsilon)
 
 
 def engine_rotate(query: Tensor, key: Tensor, inputs: PackedInputs, rotary: Any) -> tuple[Tensor, Tensor]:
-    """Rotate with vLLM's kernel, and with cosines computed as vLLM does: on the device, in fp32, then rounded."""
-    from vllm import _custom_ops as ops
-
-    width, base = query.shape[-1], rotary.config.rope_parameters["rope_theta"]
-    with torch.device(query.device):
-        frequencies = 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float) / width))
-        angles = torch.einsum("i,j -> ij", torch.arange(inputs.max_length, dtype=torch.float), frequencies)
-    table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(query.dtype)
-    turned, other = query.flatten(1).clone(), key.flatten(1).clone()
-    ops.rotary_embedding(inputs.position_ids, turned, other, width, table, True)
-    return turned.view(query.shape), other.view(key.shape)
-
-
-def flash(query: Tensor, key: Tensor, value: Tensor, inputs: PackedInputs, scale: float, **more: Any) -> Tensor:
-    """Call FlashAttention as vLLM does for a batch-invariant engine: without splits of the keys."""
-    vllm = import_module("vllm.v1.attention.backends.fa_utils")
-    given = {"max_seqlen_q": inputs.max_length, "max_seqlen_k": inputs.max_length, "softmax_scale": scale}
-    given |= {"cu_seqlens_q": inputs.cu_seq_lens, "causal": True, "num_splits": 1}
-    version = vllm.get_flash_attn_version()
-    return vllm.flash_attn_varlen_func(query, key, value, fa_version=version, **given, **more)
+    """Rotate with vLLM's kernel and cosines."""
+    base = rotary.config.rope_parameters["rope_theta"]
+    return engine_kernels.engine_rotate(query, key, inputs.position_ids, inputs.max_length, base)
 
 
 def engine_attend(query: Tensor, key: Tensor, value: Tensor, inputs: PackedInputs, scale: float) -> Tensor:
-    """Attend with vLLM's FlashAttention, over keys and values that lie side by side."""
-    return flash(query, key.contiguous(), value.contiguous(), inputs, scale, cu_seqlens_k=inputs.cu_seq_lens)
-
-
-def engine_attend_pages(query: Tensor, key: Tensor, value: Tensor, inputs: PackedInputs, scale: float) -> Tensor:
     """Attend with vLLM's FlashAttention, over keys and values in pages, as in a KV cache."""
-    lengths = inputs.cu_seq_lens.diff()
-    pages = -(-inputs.max_length // PAGE)
-    count = len(lengths)
-    table = torch.arange(count * pages, dtype=torch.int32, device=query.device).view(count, pages)
-    rows = torch.repeat_interleave(torch.arange(count, device=query.device), lengths.long())
-    places = rows * pages * PAGE + inputs.position_ids
-    keys, values = (
-        part.new_zeros(count * pages * PAGE, *part.shape[1:])
-        .index_copy(0, places, part)
-        .view(-1, PAGE, *part.shape[1:])
-        for part in (key, value)
-    )
-    return flash(query, keys, values, inputs, scale, seqused_k=lengths, block_table=table)
+    return engine_kernels.engine_attend(query, key, value, inputs.cu_seq_lens, inputs.max_length, scale)
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, inputs: PackedInputs, scale: float) -> Tensor:
+    """Attend with vLLM's FlashAttention, over keys and values that lie side by side."""
+    vllm = import_module("vllm.v1.attention.backends.fa_utils")
+    given = {"max_seqlen_q": inputs.max_length, "max_seqlen_k": inputs.max_length, "softmax_scale": scale}
+    given |= {"cu_seqlens_q": inputs.cu_seq_lens, "cu_seqlens_k": inputs.cu_seq_lens, "causal": True, "num_splits": 1}
+    parts = query, key.contiguous(), value.contiguous()
+    return vllm.flash_attn_varlen_func(*parts, fa_version=vllm.get_flash_attn_version(), **given)

@@ -52,9 +52,10 @@ def _joined(rows: Sequence[tuple[Ints, Ints]]) -> Sequences:
     return concatenate(ids, [np.arange(len(one)) >= len(prompt) for one, (prompt, _) in zip(ids, rows, strict=True)])
 
 
-def as_scored_today(work: Work) -> Score:
-    """Return the scoring of roll's own strategy, with compiled layers on a GPU."""
-    settings = HfScoreSettings(work.model_folder, ModelConfig.model_validate({"dtype": work.dtype}), PackedPolicy)
+def as_scored(work: Work, **keys: Any) -> Score:
+    """Return the scoring of roll's own strategy with further keys of `model_args`. It compiles layers on a GPU."""
+    model_args = ModelConfig.model_validate({"dtype": work.dtype} | keys)
+    settings = HfScoreSettings(work.model_folder, model_args, PackedPolicy)
     strategy = settings.build(Rank("reference", 0, 1, "127.0.0.1", 0, work.device, 900.0))
 
     def score(part: Sequences) -> Floats32:
@@ -81,10 +82,11 @@ def with_kernels(policy: PackedPolicy, kernels: bitwise_kernels.Kernels, device:
 
 def all_ways(work: Work) -> dict[str, Score]:
     """Return the ways to score by name. Those with vLLM's kernels need a GPU."""
-    policy, ways = load_policy(work), {"roll's scoring today": as_scored_today(work)}
+    policy, ways = load_policy(work), {"roll's scoring": as_scored(work)}
     rungs = [("roll's forward, not compiled", bitwise_kernels.PLAIN)]
     if work.device == "cuda":
         rungs = bitwise_kernels.ladder()
+        ways["roll's scoring, engine_kernels"] = as_scored(work, engine_kernels=True)
         rungs.append(("all of these, roll's head", replace(rungs[-1][1], log_probs=bitwise_kernels.plain_log_probs)))
     return ways | {name: with_kernels(policy, kernels, work.device) for name, kernels in rungs}
 

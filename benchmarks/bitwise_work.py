@@ -19,19 +19,13 @@ from numpy.typing import NDArray
 from roll.types import Ints
 
 LOOK_EVERY = 0.02
-UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL"}
-"""vLLM's `compilation_config` without torch.compile: the model runs vLLM's own kernels, recorded as CUDA graphs."""
 FP32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
 """Arguments of vLLM with which logits are fp32, as the trainer's are."""
 ENGINES: Mapping[str, dict[str, Any]] = {
     "today": {},
     "fp32-head": {"engine_args": FP32_HEAD},
     "invariant": {"batch_invariant": True},
-    "invariant-graphs": {"batch_invariant": True, "engine_args": {"compilation_config": UNCOMPILED}},
-    "invariant-decode": {
-        "batch_invariant": True,
-        "engine_args": {"compilation_config": UNCOMPILED | {"cudagraph_mode": "FULL_DECODE_ONLY"}},
-    },
+    "invariant-uncompiled": {"batch_invariant": True, "compile_model": False},
     "invariant-eager": {"batch_invariant": True, "enforce_eager": True},
     "invariant-fp32": {"batch_invariant": True, "enforce_eager": True, "engine_args": FP32_HEAD},
 }

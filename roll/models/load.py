@@ -36,6 +36,7 @@ from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError, Fault, FaultCode
 from roll.models import attention
 from roll.models.attention import delta_layers, has_delta_layers, pack_delta_layers
+from roll.models.engine_kernels import EngineHead, use_engine_kernels
 from roll.models.layers import decoder_layers
 from roll.models.logits import final_logits, unknown_key
 from roll.models.lora_variants import start_from_singular_values
@@ -225,15 +226,15 @@ def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -
         DataError: the weights or the configuration cannot be read, or the model does not support packed sequences.
         ConfigError: a requested kernel is not available on this machine.
     """
-    return with_head(pretrained(AutoModelForCausalLM, path, model_args, packed), packed)
+    model = pretrained(AutoModelForCausalLM, path, model_args, packed)
+    return with_head(model, EngineHead if model_args.engine_kernels else LogProbHead) if packed else model
 
 
-def with_head(model: PreTrainedModel, packed: bool) -> PreTrainedModel:
-    """Return the model, with `packed` with a `LogProbHead` in place of its own head."""
-    if packed:
-        head = model.get_output_embeddings()
-        assert isinstance(head, nn.Linear)
-        model.set_output_embeddings(LogProbHead(head, final_logits(model.config)))
+def with_head(model: PreTrainedModel, kind: type[LogProbHead]) -> PreTrainedModel:
+    """Return the model with a head for log-probs in place of its own."""
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Linear)
+    model.set_output_embeddings(kind(head, final_logits(model.config)))
     return model
 
 
@@ -242,7 +243,9 @@ def load_seeing_model(path: str, model_args: ModelConfig, packed: bool = True) -
 
     Raises the same errors as `load_causal_model`.
     """
-    model = with_head(pretrained(AutoModelForImageTextToText, path, model_args, packed), packed)
+    model = pretrained(AutoModelForImageTextToText, path, model_args, packed)
+    if packed:
+        model = with_head(model, LogProbHead)
     freeze_vision(model, model_args.freeze_vision)
     return model
 
@@ -307,6 +310,8 @@ def pretrained(kind: Any, path: str, model_args: ModelConfig, packed: bool, **mo
         disable_dropout(model)
     if model_args.liger:
         apply_liger(model)
+    if model_args.engine_kernels:
+        use_engine_kernels(model)
     return loaded
 
 

@@ -159,6 +159,8 @@ class ModelShape:
     """Whether attention has sinks, as in gpt-oss."""
     vision: VisionShape | None = None
     """The part that sees pictures. None for a model of text alone."""
+    has_known_operations: bool = False
+    """Whether `model_args.engine_kernels` knows vLLM's kernel of each operation."""
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
@@ -397,6 +399,25 @@ def shape_of(values: Mapping[str, Any], asked: bool | None = None) -> ModelShape
         gated_attention=is_hybrid,
         sinks=values.get("model_type") == "gpt_oss",
         latent_attention=bool(values.get("kv_lora_rank")),
+        has_known_operations=has_known_operations(values),
+    )
+
+
+def has_known_operations(values: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a model whose operations are those of Llama, with Qwen's biases and norms.
+
+    Not known are rotary embeddings that are scaled or rotate a part of each head, sliding windows, and other gates.
+    """
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = values.get("model_type")
+    windows = values.get("sliding_window") and (kind == "mistral" or values.get("use_sliding_window", True))
+    return (
+        kind in ("llama", "mistral", "qwen2", "qwen3")
+        and values.get("hidden_act", "silu") == "silu"
+        and rope.get("rope_type", rope.get("type", "default")) == "default"
+        and rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)) == 1.0
+        and not windows
+        and set(values.get("layer_types") or ()) <= {"full_attention"}
     )
 
 

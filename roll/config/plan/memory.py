@@ -358,10 +358,10 @@ def compiles(model_args: ModelConfig, on_gpu: bool) -> bool:
     """Return whether decoder layers are compiled.
 
     `auto` does not compile with dropout, because a recomputed layer must repeat its dropout mask, which compiled code
-    does not guarantee. It does not compile with Liger either, which has its own fused kernels.
+    does not guarantee. It does not compile with Liger or an engine's kernels either, which are fused already.
     """
     wish, drops = model_args.compile_layers, model_args.dropout or model_args.lora_dropout > 0
-    return wish if isinstance(wish, bool) else on_gpu and not drops and not model_args.liger
+    return wish if isinstance(wish, bool) else on_gpu and not (drops or model_args.liger or model_args.engine_kernels)
 
 
 def with_turns(memory: RoleMemory, plan: RolePlan, role: RoleConfig, config: Config, batch: BatchPlan) -> RoleMemory:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from roll.config.checks.backends import backend_faults, backend_needs, backend_warnings
+from roll.config.checks.engine_kernels import engine_kernel_faults
 from roll.config.checks.experiment import experiment_faults, experiment_notes, experiment_warnings, uses_reference
 from roll.config.checks.pictures import picture_warnings, seeing_faults
 from roll.config.checks.quantized import quantized_faults
@@ -78,6 +79,7 @@ def make_plan(config: Config, earlier: Sequence[Fault] = ()) -> Plan:
     found = check_disk(config)
     faults += [*variable_faults(config), *found.faults, *backend_faults(config, found.shapes)]
     faults += [*seeing_faults(config, found.shapes), *quantized_faults(config, found.shapes)]
+    faults += engine_kernel_faults(config, found.shapes)
     warnings = [*placement_warnings(config), *batch_warnings(config), *experiment_warnings(config)]
     warnings += [*backend_warnings(config), *picture_warnings(config, found.shapes), *found.warnings]
     missing = [*found.missing, *backend_needs(config, found.shapes)]

@@ -94,6 +94,8 @@ class BackendTraits:
     """Key of `strategy_config` that makes a response independent of what else a rank generates at the same time, on
     GPUs. "" if it is set, or if the backend has none for its other settings.
     """
+    runs_plain_kernels: bool = False
+    """Whether it runs the kernels that `model_args.engine_kernels` of a trainer runs."""
     shares_device: bool = False
     """Whether several of its ranks can have the same device, because none measures the memory that is free."""
     most_requests: int | None = None

@@ -52,7 +52,7 @@ class ModelConfig(StrictConfig):
     compile_layers: Literal["auto"] | bool = Field(
         "auto",
         description="Compile the decoder layers with torch.compile. `auto`: on a GPU, unless `dropout`, "
-        "`lora_dropout` or `liger` is used.",
+        "`lora_dropout`, `liger` or `engine_kernels` is used.",
     )
     dropout: bool = Field(
         False,
@@ -63,6 +63,12 @@ class ModelConfig(StrictConfig):
         False,
         description="Use Liger's fused RMSNorm, SwiGLU and rotary embedding. Needs a GPU and the package "
         "`liger-kernel`.",
+    )
+    engine_kernels: bool = Field(
+        False,
+        description="Compute the forward pass with the kernels of a vLLM engine with `batch_invariant` that is not "
+        "compiled, so that log-probs equal the engine's to the last bit. Slower. On GPUs, for dense models whose "
+        "weights are all trained; see docs/performance.md.",
     )
     lora_target: str | None = Field(
         None,

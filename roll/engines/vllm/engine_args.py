@@ -49,6 +49,7 @@ def engine_args_faults(engine: VllmConfig, where: str, role_name: str, role: Rol
     """
     taken = {**SET_BY_ROLL, **(SET_ON_CPU if role.device_mapping is None else {})}
     taken |= SET_FOR_POLICY if role_name == "actor_infer" else {}
+    taken |= {} if engine.compile_model else {"compilation_config": "compile_model is false"}
     for key, value in engine.engine_args.items():
         place = f"{where}.engine_args.{key}"
         if key in VllmConfig.model_fields:

@@ -105,6 +105,11 @@ class VllmConfig(BackendConfig):
     enforce_eager: bool = Field(
         False, description="Do not compile the model or capture CUDA graphs: starts faster, generates more slowly."
     )
+    compile_model: bool = Field(
+        True,
+        description="Compile the model. `false`: vLLM's kernels as they are, recorded in CUDA graphs for decoding, as "
+        "`model_args.engine_kernels` of the trainer needs them.",
+    )
     enable_prefix_caching: bool = Field(
         True,
         description="Share the KV cache of common prefixes, such as the prompt of a group and earlier turns of an "
@@ -227,6 +232,9 @@ class VllmStrategyConfig(StrategyConfig):
             invariance_key=""
             if engine.batch_invariant or engine.quantization or engine.speculative
             else "batch_invariant",
+            runs_plain_kernels=engine.batch_invariant
+            and (engine.enforce_eager or not engine.compile_model)
+            and engine.tensor_parallel_size == 1,
             shares_device=engine.tensor_parallel_size == 1 and engine.kv_cache_bytes is not None,
             most_requests=engine.max_num_seqs,
             context=engine.max_model_len,

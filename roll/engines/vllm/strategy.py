@@ -66,6 +66,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 LEAST_FRACTION = 0.01
 """`gpu_memory_utilization` of an engine whose KV cache has a size in bytes."""
+UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+"""vLLM's `compilation_config` without torch.compile."""
 QUANTIZATION: dict[str, dict[str, Any]] = {
     "fp8": {
         "quantization": "fp8_per_channel",
@@ -95,6 +97,8 @@ def engine_arguments(settings: VllmSettings | VllmRewardSettings, rank: Rank) ->
         "disable_custom_all_reduce": block.disable_custom_all_reduce,
         "disable_log_stats": True,
     }
+    if not block.compile_model:
+        arguments["compilation_config"] = UNCOMPILED
     if block.quantization is not None:
         arguments |= QUANTIZATION[block.quantization]
     if block.speculative is not None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,8 @@ from benchmarks import bitwise, bitwise_kernels, bitwise_trainer
 from benchmarks.bitwise_engine import settings
 from benchmarks.bitwise_work import ENGINES, NEED_GPU, Difference, Repeat, Work
 from roll.data.packing import concatenate
-from roll.models.packed import PackedInputs, PackedPolicy, packed_inputs
+from roll.models import engine_kernels
+from roll.models.packed import PackedPolicy, packed_inputs
 from roll.types import Ints, Sequences
 from tests import limits
 
@@ -82,31 +84,31 @@ def test_kernels_of_vllm_get_what_they_expect(policy: PackedPolicy) -> None:
     torch.testing.assert_close(bitwise_kernels.engine_add_norm(hidden, residual, norm), expected, **near)
     assert torch.equal(hidden, kept[0]) and torch.equal(residual, kept[1])
     both = random(tokens, 64)
-    torch.testing.assert_close(bitwise_kernels.engine_gated(both), plain.gated(both), **near)
+    torch.testing.assert_close(engine_kernels.engine_gated(both), plain.gated(both), **near)
     query, key = random(tokens, 2, 64), random(tokens, 1, 64)
     expected = plain.rotate(query, key, inputs, model.rotary_emb)
     torch.testing.assert_close(bitwise_kernels.engine_rotate(query, key, inputs, model.rotary_emb), expected, **near)
 
 
-def attend_from_pages(
-    query: Tensor, keys: Tensor, values: Tensor, inputs: PackedInputs, scale: float, **pages: Any
-) -> Tensor:
+def attend_from_pages(query: Tensor, keys: Tensor, values: Tensor, **given: Any) -> Tensor:
     """Compute what FlashAttention does with pages, for one sequence after the other."""
-    out, bounds = [], inputs.cu_seq_lens.tolist()
+    out, bounds = [], given["cu_seqlens_q"].tolist()
     for number, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        length, table = int(pages["seqused_k"][number]), pages["block_table"][number].long()
+        length, table = int(given["seqused_k"][number]), given["block_table"][number].long()
         k, v = (part[table].flatten(0, 1)[:length].transpose(0, 1) for part in (keys, values))
         q = query[begin:end].transpose(0, 1)
-        rows = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        out.append(rows.transpose(0, 1))
+        more = {"is_causal": given["causal"], "scale": given["softmax_scale"], "enable_gqa": True}
+        out.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, **more).transpose(0, 1))
     return torch.cat(out)
 
 
 def test_pages_hold_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, generator = packed_inputs(drawn(), "cpu"), torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(sum(LENGTHS), heads, 64, generator=generator) for heads in (2, 1, 1))
-    monkeypatch.setattr(bitwise_kernels, "flash", attend_from_pages)
-    found = bitwise_kernels.engine_attend_pages(query, key, value, inputs, 0.125)
+    vllm = import_module("vllm.v1.attention.backends.fa_utils")
+    monkeypatch.setattr(vllm, "flash_attn_varlen_func", attend_from_pages, raising=False)
+    monkeypatch.setattr(vllm, "get_flash_attn_version", lambda: 3)
+    found = bitwise_kernels.engine_attend(query, key, value, inputs, 0.125)
     torch.testing.assert_close(found, bitwise_kernels.plain_attend(query, key, value, inputs, 0.125))
 
 
