@@ -409,6 +409,13 @@ CONTRADICTIONS = [
             ("mm_processor_kwargs", "{do_resize: false}", "not_supported", "preprocessor_config.json", "remove it"),
         )
     ],
+    (
+        [f"{ENGINE}.compile_model=false", f"{ENGINE}.engine_args.compilation_config={{mode: 3}}"],
+        f"{ENGINE}.engine_args.compilation_config",
+        "not_supported",
+        "compile_model is false",
+        "remove it",
+    ),
     ([f"{ENGINE}.quantization=fp8"], f"{ENGINE}.quantization", "not_supported", "fp32", "to bf16"),
     (
         [f"{ENGINE}.quantization=fp8", "actor_infer.model_args.dtype=bf16", "behaviour_log_probs=trainer"],

@@ -89,7 +89,7 @@ def gradients(folder: Path, part: Sequences, **keys: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_are_the_engine_s_to_the_last_bit(folder: Path, temperature: float) -> None:
+def test_log_probs_are_the_engine_s(folder: Path, temperature: float) -> None:
     completions = asyncio.run(generated(folder, temperature))
     part = joined(completions)
     rank = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cuda", limits.START)
@@ -120,7 +120,7 @@ def test_gradients_are_near_the_plain_ones(folder: Path) -> None:
         assert cosine > 0.99, (name, float(cosine))
 
 
-def test_engine_and_trainer_do_not_differ_in_a_run(runs: Runs, models_by_dtype: dict[str, Path]) -> None:
+def test_engine_and_trainer_agree_in_a_run(runs: Runs, models_by_dtype: dict[str, Path]) -> None:
     [case] = [case for case in CASES if case.name == "full"]
     engine = "actor_infer.strategy_args.strategy_config"
     keys = overrides(case, models_by_dtype["bf16"], 0, 0) | {

@@ -25,7 +25,7 @@ def engine_kernel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> li
             why = [*_role(name, role, config), *_settings(role), *_model(shapes.get(name))]
             faults += [Fault(place, f"true, but {reason}", remedy, "not_supported") for reason in why]
             if isinstance(config, RlvrConfig):
-                faults += _engine(place, config)
+                faults += _engine(place, role, config)
     return faults
 
 
@@ -58,10 +58,14 @@ def _model(shape: ModelShape | None) -> Iterator[str]:
         yield "the model has operations whose kernels are not known; it knows those of Llama, Qwen2 and Qwen3"
 
 
-def _engine(place: str, config: RlvrConfig) -> Iterator[Fault]:
-    """Yield a fault unless the policy's engines run the same kernels."""
+def _engine(place: str, role: RoleConfig, config: RlvrConfig) -> Iterator[Fault]:
+    """Yield a fault unless the policy's engines run the same kernels, in the same precision."""
+    own, other = role.model_args.dtype, config.actor_infer.model_args.dtype
     if not config.actor_infer.strategy_args.traits.runs_plain_kernels:
         problem = "true, but the engines of actor_infer run other kernels"
         keys = "batch_invariant=true and compile_model=false"
         remedy = f"set actor_infer.strategy_args.strategy_config.{keys}, without tensor_parallel_size, or remove it"
         yield Fault(place, problem, remedy, "contradiction")
+    if own != other:
+        problem = f"true, but actor_infer computes in {other}, and this role in {own}"
+        yield Fault(place, problem, f"set actor_infer.model_args.dtype={own}, or remove it", "contradiction")

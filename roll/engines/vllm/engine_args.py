@@ -39,6 +39,10 @@ SET_ON_CPU: Mapping[str, str] = {
     "distributed_executor_backend": "on the CPU the model runs in the engine's own process",
 }
 """Arguments that are free on GPUs only, with the reason."""
+SET_UNCOMPILED: Mapping[str, str] = {
+    "compilation_config": "compile_model is false",
+}
+"""Arguments that are free for an engine that compiles its model only, with the reason."""
 
 
 def engine_args_faults(engine: VllmConfig, where: str, role_name: str, role: RoleConfig) -> Iterator[Fault]:
@@ -49,7 +53,7 @@ def engine_args_faults(engine: VllmConfig, where: str, role_name: str, role: Rol
     """
     taken = {**SET_BY_ROLL, **(SET_ON_CPU if role.device_mapping is None else {})}
     taken |= SET_FOR_POLICY if role_name == "actor_infer" else {}
-    taken |= {} if engine.compile_model else {"compilation_config": "compile_model is false"}
+    taken |= {} if engine.compile_model else SET_UNCOMPILED
     for key, value in engine.engine_args.items():
         place = f"{where}.engine_args.{key}"
         if key in VllmConfig.model_fields:

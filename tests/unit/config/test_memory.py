@@ -10,7 +10,8 @@ import pytest
 
 from roll.config.derived.model_shape import ModelShape, config_file, read_shape
 from roll.config.derived.placement import place
-from roll.config.plan.memory import estimate, head_tokens, layer_activations, moments
+from roll.config.plan.memory import compiles, estimate, head_tokens, layer_activations, moments
+from roll.config.schema.model import ModelConfig
 from roll.config.schema.roles import ActorInferConfig, ActorTrainConfig, CriticConfig, ReferenceConfig
 from roll.system.sizes import GIB
 
@@ -210,6 +211,23 @@ def test_recomputed_attention_keeps_only_its_input(shape: ModelShape) -> None:
     device = estimate(place("actor_train", role, 6144), role, shape, 6144).device
     hidden, inner, layers, mixer = 3584, 18944, 28, 2 * 28 * 128 + 2 * 4 * 128
     assert device["activations"] == 2 * 6144 * (layers * (5 * hidden + 4 * inner) + mixer)
+
+
+@pytest.mark.parametrize(
+    ("given", "on_gpu", "compiled"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"engine_kernels": True}, True, False),
+        ({"liger": True}, True, False),
+        ({"dropout": True}, True, False),
+        ({"lora_dropout": 0.1}, True, False),
+        ({"compile_layers": True, "liger": True}, True, True),
+        ({"compile_layers": False}, True, False),
+    ],
+)
+def test_which_layers_are_compiled(given: dict[str, object], on_gpu: bool, compiled: bool) -> None:
+    assert compiles(ModelConfig.model_validate(given), on_gpu) is compiled
 
 
 def test_an_engine_and_a_reference(shape: ModelShape) -> None:

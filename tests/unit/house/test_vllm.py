@@ -16,7 +16,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from roll.engines.vllm.engine_args import OF_ROLE, OVER_WORKERS, SET_BY_ROLL, SET_FOR_POLICY, SET_ON_CPU
+from roll.engines.vllm.engine_args import OF_ROLE, OVER_WORKERS, SET_BY_ROLL, SET_FOR_POLICY, SET_ON_CPU, SET_UNCOMPILED
 from roll.engines.vllm.settings import VllmConfig
 from roll.weight_sync.vllm_plugin import LOGGERS, STAGES
 from tests.unit.docs.pages import SPAN, read
@@ -150,9 +150,9 @@ def test_fields_that_are_given_exist(name: str) -> None:
 
 
 def test_users_cannot_override_what_roll_sets() -> None:
-    own = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *SET_FOR_POLICY, *VllmConfig.model_fields}
+    own = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *SET_FOR_POLICY, *SET_UNCOMPILED, *VllmConfig.model_fields}
     assert fields_given("AsyncEngineArgs") - own == set()
-    known = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *SET_FOR_POLICY, *OVER_WORKERS}
+    known = {*OF_ROLE, *SET_BY_ROLL, *SET_ON_CPU, *SET_FOR_POLICY, *SET_UNCOMPILED, *OVER_WORKERS}
     assert {key for key in known if declared("vllm/engine/arg_utils.py", f"EngineArgs.{key}") is None} == set()
 
 
