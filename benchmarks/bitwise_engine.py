@@ -25,12 +25,20 @@ from roll.types import Completion, Ints, Sampling
 SEEDS_APART = 1000
 """Difference between the seeds of two prompts."""
 START_SECONDS = 900.0
+BATCHED_TOKENS = 512
+"""Tokens of an engine step: so few that some prompts are read while other requests generate."""
 
 
 def settings(work: Work, name: str) -> VllmSettings:
     """Return the settings of an engine as roll would make them, for a GPU that it shares with others."""
     own: dict[str, Any] = ENGINES[name]
-    block = {"max_num_seqs": work.prompts, "kv_cache_gib": 0.25, "gpu_memory_utilization": 0.1, **own}
+    block = {
+        "max_num_seqs": work.prompts,
+        "max_num_batched_tokens": BATCHED_TOKENS,
+        "kv_cache_gib": 0.25,
+        "gpu_memory_utilization": 0.1,
+        **own,
+    }
     if work.device == "cuda":
         block["engine_args"] = {"kv_cache_memory_bytes": 2 << 30, **own.get("engine_args", {})}
     context = work.prompt_tokens + work.response_tokens

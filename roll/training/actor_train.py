@@ -286,7 +286,7 @@ class ActorTrain(Learner):
         if any(route.transport is Transport.FILE for route in self._routes.to.values()):
             path = self._folder / f"bucket{slot}.safetensors"
             return of_rank_0(await self._sending.all(BucketSender.write_bucket, names, path))
-        arguments = [(names, slot, shared) for shared in self._routes.shared]
+        arguments = [(names, slot, openers) for openers in self._routes.openers]
         return merge_buckets(await self._sending.each(BucketSender.fill_bucket, arguments))
 
     async def empty_buckets(self) -> None:
@@ -324,7 +324,7 @@ def merge_buckets(ranks: Sequence[DeviceBucket]) -> DeviceBucket:
             having.setdefault(bucket.checksum, []).append(rank)
         said = "; ".join(f"{checksum} on rank(s) {ranges(held)}" for checksum, held in having.items())
         raise WeightSyncError(f"the trainer's ranks gathered different weights: {said}")
-    return replace(ranks[0], handles={}, of_ranks=tuple(bucket.handles for bucket in ranks))
+    return replace(ranks[0], of_ranks=tuple(handles for bucket in ranks for handles in bucket.of_ranks))
 
 
 def micro_batches_of(

@@ -48,15 +48,16 @@ class DeviceBucket:
     checksum: str
     """See `fingerprint`."""
     handles: Mapping[str, bytes] = field(default_factory=dict)
-    """CUDA IPC handles of the buffer on each rank, by the UUID of the GPU. Empty if no engine opens the buffer."""
-    of_ranks: tuple[Mapping[str, bytes], ...] = ()
-    """The handles of each rank of the trainer, before each engine is sent those that it opens; see `for_route`."""
+    """The CUDA IPC handles that an engine opens, by the UUID of the GPU. Empty if it opens no buffer."""
+    of_ranks: tuple[tuple[Mapping[str, bytes], ...], ...] = ()
+    """For each rank of the trainer, its handles for each engine that opens its buffer; see `for_route`."""
 
     def for_route(self, route: Route) -> DeviceBucket:
-        """Return what an engine on this route is sent. All handles for all engines would grow with the square of the
-        run.
+        """Return what an engine on this route is sent: handles that no other engine gets.
+
+        All handles for all engines would grow with the square of the run.
         """
-        opened = {gpu: handle for rank in route.sharers for gpu, handle in self.of_ranks[rank].items()}
+        opened = {gpu: handle for rank in route.sharers for gpu, handle in self.of_ranks[rank][route.turn].items()}
         return replace(self, handles=opened, of_ranks=())
 
 
@@ -186,11 +187,13 @@ class DeviceSender:
         """Join a broadcast group as its source."""
         self._broadcast = Broadcast(rendezvous, 0, self._device)
 
-    def fill(self, tensors: Mapping[str, Tensor], slot: int, shared: bool) -> DeviceBucket:
-        """Copy tensors into a buffer, start to broadcast it if there is a group, and return its description.
+    def fill(self, tensors: Mapping[str, Tensor], slot: int, openers: int) -> DeviceBucket:
+        """Copy tensors into a buffer, start to broadcast it if there is a group, and return its description as this
+        rank's, with a handle for each of the `openers`.
 
-        Set `shared` only if an engine will open the buffer, because torch never frees a shared buffer that no process
-        opens.
+        Each engine must open its own handle, once. Torch counts down when an opened buffer is released, and frees it at
+        zero: never if a handle was not opened, and never if it was opened twice, because the count is then below zero
+        and not signed.
         """
         specs = tuple(spec(name, tensor) for name, tensor in tensors.items())
         buffer = self._free(slot, layout(specs)[1])
@@ -199,7 +202,7 @@ class DeviceSender:
         checksum = buffer_checksum(buffer)  # reads its result back to the host, so the copies are complete
         if self._broadcast is not None:
             self._sending[slot] = self._broadcast.start(buffer)
-        return DeviceBucket(specs, checksum, ipc_handle(buffer) if shared else {})
+        return DeviceBucket(specs, checksum, of_ranks=(tuple(ipc_handle(buffer) for _ in range(openers)),))
 
     def _free(self, slot: int, size: int) -> Tensor:
         if self._sending[slot] is not None:
@@ -230,7 +233,7 @@ class DeviceSender:
 
 
 def ipc_handle(buffer: Tensor) -> dict[str, bytes]:
-    """Return the IPC handle of a flat uint8 buffer, by its GPU's UUID, with which a process there can open it."""
+    """Return a new IPC handle of a flat uint8 buffer, by its GPU's UUID, with which one process there opens it once."""
     _, parts = reduce_tensor(buffer)
     return {gpu(buffer.device): pickle.dumps(parts)}
 

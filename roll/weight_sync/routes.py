@@ -7,6 +7,7 @@ another engine                     a broadcast from the trainer's rank 0 (NCCL; 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -65,6 +66,8 @@ class Route:
     """Rank of the engine's first device in the broadcast group. Its other devices have the ranks that follow."""
     sharers: tuple[int, ...] = ()
     """Ranks of the trainer whose buffers the engine opens, if it shares their devices."""
+    turn: int = 0
+    """Number of engines before this one that open the same buffers."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ class SyncRoutes:
     """The ways in which weights reach all engines that take part in syncs."""
 
     to: Mapping[int, Route]
-    shared: Sequence[bool]
-    """For each rank of the trainer, whether an engine opens its buffer."""
+    openers: Sequence[int]
+    """For each rank of the trainer, the number of engines that open its buffer."""
     broadcast_size: int
     """Number of members of the broadcast group, including the trainer; 0 if no engine needs a broadcast."""
 
@@ -87,7 +90,9 @@ def find_routes(
         is_near: returns whether an engine on the CPU is on the host of the trainer's rank 0 at present.
     """
     to = cpu_routes(engines, is_near) if infer.on_cpu else routes(train, infer, gpus_per_node, engines)
-    return SyncRoutes(to, sharing_ranks(train, infer, to), broadcast_size(to.values(), infer.tensor_parallel))
+    return SyncRoutes(
+        to, count_openers(len(train.devices), to.values()), broadcast_size(to.values(), infer.tensor_parallel)
+    )
 
 
 def cpu_routes(engines: Collection[int], is_near: Callable[[int], bool]) -> dict[int, Route]:
@@ -105,28 +110,24 @@ def routes(train: RolePlan, infer: RolePlan, gpus_per_node: int, engines: Collec
     """Return the route to each engine, in order. An engine shares all or none of its devices with the trainer."""
     home = train.devices[0][0] // gpus_per_node if train.devices[0] else None
     rank_of = {device: rank for rank, devices in enumerate(train.devices) for device in devices}
-    out, rank = {}, 1
+    out, rank, before = {}, 1, Counter[tuple[int, ...]]()
     for number in sorted(engines):
         devices = infer.devices[number]
         same_host = devices[0] // gpus_per_node == home
         if all(device in rank_of for device in devices):
             sharers = tuple(sorted({rank_of[device] for device in devices}))
-            out[number] = Route(Transport.SHARED, same_host, sharers=sharers)
+            out[number] = Route(Transport.SHARED, same_host, sharers=sharers, turn=before[sharers])
+            before[sharers] += 1
         else:
             out[number] = Route(Transport.BROADCAST, same_host, rank)
             rank += len(devices)
     return out
 
 
-def sharing_ranks(train: RolePlan, infer: RolePlan, engine_routes: Mapping[int, Route]) -> list[bool]:
-    """Return, for each rank of the trainer, whether an engine opens its buffer."""
-    opened = {
-        device
-        for number, route in engine_routes.items()
-        if route.transport is Transport.SHARED
-        for device in infer.devices[number]
-    }
-    return [not opened.isdisjoint(devices) for devices in train.devices]
+def count_openers(ranks: int, engine_routes: Iterable[Route]) -> list[int]:
+    """Return, for each of the trainer's `ranks`, the number of engines that open its buffer."""
+    opened = Counter(rank for route in engine_routes for rank in route.sharers)
+    return [opened[rank] for rank in range(ranks)]
 
 
 def broadcast_size(engine_routes: Iterable[Route], devices_of_an_engine: int) -> int:

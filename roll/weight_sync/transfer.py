@@ -69,14 +69,14 @@ class BucketSender:
         if rendezvous is not None:
             self._buffers.join(rendezvous)
 
-    def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
+    def fill_bucket(self, names: Sequence[str], slot: int, openers: int) -> DeviceBucket:
         """Gather some of the model's tensors into this rank's buffer `slot`, and start to broadcast it if there is a
         group.
 
-        `shared` specifies whether an engine on this rank's device opens the buffer.
+        `openers` is the number of engines that open the buffer on this rank's device.
         """
         with self._weights.gathered(names, adapter=False) as tensors:
-            return self._buffers.fill(tensors, slot, shared)
+            return self._buffers.fill(tensors, slot, openers)
 
     def empty_buckets(self) -> None:
         """Wait until all broadcasts started by `fill_bucket` have ended, and free the buffers."""

@@ -4,7 +4,7 @@ vLLM loads this module in each of its processes, through the entry point group `
 
 Reports the stages of an engine's start in vLLM's own processes, derived from vLLM's log messages.
 
-Replaces vLLM's code for LoRA adapters on the CPU.
+Replaces vLLM's code for LoRA adapters on the CPU, and keeps batch-invariant engines to what they promise.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import multiprocessing
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ def report_stages() -> None:
 LOG = logging.getLogger(__name__)
 CPU_ADAPTER = "roll.engines.vllm.cpu_adapter.OneAdapterCPU"
 """Class that applies LoRA adapters on the CPU, by the name by which vLLM imports it."""
+ONE_TILE = "roll.engines.vllm.one_tile"
+"""Module that keeps batch-invariant engines to what they promise, by its name, because it belongs to the engines."""
 TEXT_MODEL = "language_model."
 """Prefix of the text model's parameters in a multimodal Qwen3.5 model."""
 SEEING_PARTS = ("model.language_model.", "model.visual.")
@@ -104,6 +107,8 @@ def register() -> None:
     if current_platform.is_cpu():
         platform: Any = type(current_platform)
         platform.get_punica_wrapper = classmethod(lambda _: CPU_ADAPTER)
+    elif os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+        import_module(ONE_TILE).keep_one_tile()
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "BucketReceiver")
 

@@ -369,7 +369,7 @@ def test_weights_arrive_by_broadcast_without_shared_files(engine: Running, small
         async def update(view: WeightView = view, plan: Sequence[Sequence[str]] = plan) -> None:
             await engine.engine.pause()
             for number, names in enumerate(plan):
-                await engine.engine.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, shared=False))
+                await engine.engine.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, openers=0))
             await engine.engine.resume(engine.version)
 
         engine.wait(update())

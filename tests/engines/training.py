@@ -262,7 +262,7 @@ def tensors_of(strategy: Any, adapter: bool, folder: Path) -> dict[str, Tensor]:
         if (bucket := sender.write_bucket(names, path)) is not None:
             out |= {name: tensor.clone() for name, tensor in read_bucket(bucket).items()}
             path.unlink()
-        filled = sender.fill_bucket(names, number % SLOTS, shared=False)
+        filled = sender.fill_bucket(names, number % SLOTS, openers=0)
         assert {spec.name for spec in filled.tensors} == set(names)
     sender.empty_buckets()
     return out

@@ -33,9 +33,10 @@ VOCABULARY, TOKENS = 2048, 80
 SHAPE = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "rope_theta": 100_000.0}
 SHAPE |= {"max_position_embeddings": 1024}
-KEYS = {"qwen2": {}, "qwen3": {}, "llama": {"tie_word_embeddings": True}}
+KEYS = {"qwen2": {}, "qwen3": {"head_dim": 128}, "llama": {"tie_word_embeddings": True}}
 """Further keys of the configuration by type of the model."""
 ENGINE = {"batch_invariant": True, "compile_model": False, "engine_args": {"kv_cache_memory_bytes": 1 << 30}}
+ENGINE |= {"max_num_batched_tokens": 64, "max_num_seqs": 8}  # prompts are read while other requests generate
 
 
 @pytest.fixture(scope="module", params=KEYS)
@@ -44,7 +45,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(request.param, **SHAPE, **KEYS[request.param])
+            AutoConfig.for_model(request.param, **(SHAPE | KEYS[request.param]))
         )
         for parameter in model.parameters():
             parameter.data.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.1)

@@ -218,7 +218,8 @@ def push(one: Engine, model: Path) -> None:
         await one.strategy.pause()
         for number, names in enumerate(plan_buckets(view.model_specs(), 16 * MIB)):
             with torch.no_grad():
-                await one.strategy.load_bucket(sender.fill(view.model_tensors(names), number % SLOTS, shared=True))
+                bucket = sender.fill(view.model_tensors(names), number % SLOTS, openers=1)
+            await one.strategy.load_bucket(bucket.for_route(Route(Transport.SHARED, True, sharers=(0,))))
         await one.strategy.resume(1)
 
     one.wait(update())

@@ -5,6 +5,7 @@ policy's log-probs.
 from __future__ import annotations
 
 import asyncio
+import multiprocessing as mp
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from roll.models.packed import PackedPolicy, packed_inputs
 from roll.models.weights import WeightView
 from roll.types import Completion, Ints, Sampling
 from roll.weight_sync.bucket import Adapter, plan_buckets, write_adapter
-from roll.weight_sync.device import SLOTS, DeviceSender
+from roll.weight_sync.device import SLOTS, DeviceBucket, DeviceSender, open_shared
 from roll.weight_sync.routes import Route, Transport
 from tests import limits
 from tests.gpu.conftest import write_qwen
@@ -155,9 +156,30 @@ def test_unused_sync_buckets_release_gpu_memory() -> None:
     sender, weights = DeviceSender(torch.device("cuda")), {"w": torch.ones(BUCKET_BYTES, device="cuda")}
     before = torch.cuda.memory_allocated()
     for number in range(2 * SLOTS):
-        sender.fill(weights, number % SLOTS, shared=False)
+        sender.fill(weights, number % SLOTS, openers=0)
     sender.empty()
     assert torch.cuda.memory_allocated() == before
+
+
+def open_and_end(bucket: DeviceBucket, number: int) -> None:
+    """Copy the buffer in a process of its own, as an engine does."""
+    route = Route(Transport.SHARED, True, sharers=(0,), turn=number)
+    assert bool((open_shared(bucket.for_route(route), torch.device("cuda", 0)) == 1).all())
+
+
+def test_a_buffer_that_two_engines_open_is_freed() -> None:
+    sender, weights = DeviceSender(torch.device("cuda")), {"w": torch.ones(BUCKET_BYTES, device="cuda").byte()}
+    before = torch.cuda.memory_allocated()
+    for _ in range(2):
+        bucket = sender.fill(weights, 0, openers=2)
+        engines = [mp.get_context("spawn").Process(target=open_and_end, args=(bucket, number)) for number in range(2)]
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            engine.join(limits.START)
+            assert engine.exitcode == 0
+        sender.empty()
+        assert torch.cuda.memory_allocated() == before
 
 
 def push(one: Engine, sender: DeviceSender, current: PackedPolicy, buckets_left_out: int = 0) -> None:
@@ -172,8 +194,8 @@ def push(one: Engine, sender: DeviceSender, current: PackedPolicy, buckets_left_
         await strategy.pause()
         for number, names in enumerate(plan[buckets_left_out:]):
             with torch.no_grad():
-                bucket = sender.fill(view.model_tensors(names), number % SLOTS, shared=True)
-            await strategy.load_bucket(bucket)
+                bucket = sender.fill(view.model_tensors(names), number % SLOTS, openers=1)
+            await strategy.load_bucket(bucket.for_route(Route(Transport.SHARED, True, sharers=(0,))))
         await strategy.resume(one.version)
 
     one.wait(update())

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll.config.derived.model_shape import ModelShape
-from roll.config.derived.placement import is_trainer_side, model_roles
+from roll.config.derived.placement import model_roles
 from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
-from roll.config.schema.roles import CriticConfig, RoleConfig
+from roll.config.schema.roles import RoleConfig
 from roll.errors import Fault
+
+SCORING = ("actor_train", "reference")
+"""Roles whose log-probs are compared with those of the engines."""
 
 
 def engine_kernel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> list[Fault]:
@@ -32,7 +35,7 @@ def engine_kernel_faults(config: Config, shapes: Mapping[str, ModelShape]) -> li
 def _role(name: str, role: RoleConfig, config: Config) -> Iterator[str]:
     if not isinstance(config, RlvrConfig):
         yield "without an engine there are no log-probs to equal"
-    elif not is_trainer_side(name) or isinstance(role, CriticConfig):
+    elif name not in SCORING:
         yield f"{name} computes no log-probs of the policy"
     if role.device_mapping is None:
         yield "the kernels need a GPU (device_mapping)"
@@ -55,7 +58,7 @@ def _settings(role: RoleConfig) -> Iterator[str]:
 
 def _model(shape: ModelShape | None) -> Iterator[str]:
     if shape and (not shape.has_known_operations or shape.vision):
-        yield "the model has operations whose kernels are not known; it knows those of Llama, Qwen2 and Qwen3"
+        yield "the model has operations whose kernels are not known; those of Llama, Mistral, Qwen2 and Qwen3 are"
 
 
 def _engine(place: str, role: RoleConfig, config: RlvrConfig) -> Iterator[Fault]:
@@ -64,7 +67,8 @@ def _engine(place: str, role: RoleConfig, config: RlvrConfig) -> Iterator[Fault]
     if not config.actor_infer.strategy_args.traits.runs_plain_kernels:
         problem = "true, but the engines of actor_infer run other kernels"
         keys = "batch_invariant=true and compile_model=false"
-        remedy = f"set actor_infer.strategy_args.strategy_config.{keys}, without tensor_parallel_size, or remove it"
+        without = "without tensor_parallel_size and engine_args other than kv_cache_memory_bytes"
+        remedy = f"set actor_infer.strategy_args.strategy_config.{keys}, {without}, or remove it"
         yield Fault(place, problem, remedy, "contradiction")
     if own != other:
         problem = f"true, but actor_infer computes in {other}, and this role in {own}"

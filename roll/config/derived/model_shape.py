@@ -410,7 +410,7 @@ def has_known_operations(values: Mapping[str, Any]) -> bool:
     """
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = values.get("model_type")
-    windows = values.get("sliding_window") and (kind == "mistral" or values.get("use_sliding_window", True))
+    windows = values.get("sliding_window") and (kind == "mistral" or values.get("use_sliding_window"))
     return (
         kind in ("llama", "mistral", "qwen2", "qwen3")
         and values.get("hidden_act", "silu") == "silu"

@@ -234,7 +234,8 @@ class VllmStrategyConfig(StrategyConfig):
             else "batch_invariant",
             runs_plain_kernels=engine.batch_invariant
             and (engine.enforce_eager or not engine.compile_model)
-            and engine.tensor_parallel_size == 1,
+            and engine.tensor_parallel_size == 1
+            and engine.engine_args.keys() <= {CACHE_ARGUMENT},
             shares_device=engine.tensor_parallel_size == 1 and engine.kv_cache_bytes is not None,
             most_requests=engine.max_num_seqs,
             context=engine.max_model_len,

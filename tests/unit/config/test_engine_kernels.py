@@ -115,6 +115,8 @@ def test_the_right_settings_are_accepted(stage: int, keys: dict[str, Any]) -> No
         ({"compile_model": False}, False),
         ({"enforce_eager": True}, False),
         (PLAIN | {"tensor_parallel_size": 2}, False),
+        (PLAIN | {"engine_args": {"kv_cache_memory_bytes": 1 << 30}}, True),
+        (PLAIN | {"engine_args": {"hf_overrides": {"head_dtype": "float32"}}}, False),
     ],
 )
 def test_the_engine_must_run_the_same_kernels(block: dict[str, Any], is_right: bool) -> None:
@@ -184,7 +186,7 @@ def test_the_model_must_have_known_operations() -> None:
     assert known.has_known_operations and not unknown.has_known_operations
     config = rlvr()
     assert engine_kernel_faults(config, {"actor_train": known, "actor_infer": unknown}) == []
-    for one in (unknown, shape(sliding_window=8), replace(known, vision=TOWER)):
+    for one in (unknown, shape(sliding_window=8, use_sliding_window=True), replace(known, vision=TOWER)):
         assert_refused(config, "kernels are not known", actor_train=one)
 
 

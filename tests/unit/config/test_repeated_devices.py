@@ -11,7 +11,7 @@ from roll.config.derived.placement import placement_faults
 from roll.config.plan.phases import phases
 from roll.config.plan.plan import make_plan
 from roll.config.schema.rlvr import RlvrConfig
-from roll.weight_sync.routes import Transport, routes
+from roll.weight_sync.routes import Transport, count_openers, routes
 from tests.faults import coded
 from tests.unit.config.small_shape import write_shape
 from tests.unit.config.test_model_rewards import experiment
@@ -57,4 +57,5 @@ def test_each_engine_of_a_device_counts(tmp_path: Path) -> None:
     assert once.reserved_fraction == 0
     found = routes(plan.roles["actor_train"], plan.roles["actor_infer"], 8, range(3))
     assert {route.transport for route in found.values()} == {Transport.SHARED}
-    assert [route.sharers for route in found.values()] == [(0,), (0,), (1,)]
+    assert [(route.sharers, route.turn) for route in found.values()] == [((0,), 0), ((0,), 1), ((1,), 0)]
+    assert count_openers(2, found.values()) == [2, 1]

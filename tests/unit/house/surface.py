@@ -10,6 +10,21 @@ DECLARED = {
     },
     "vllm/envs.py": {"VLLM_LOGGING_LEVEL": "str", "VLLM_BATCH_INVARIANT": "bool", "enable_envs_cache": "()"},
     "vllm/utils/nccl.py": {"unpinned_nccl_env": "() -> Iterator[None]"},
+    "vllm/model_executor/determinism/batch_invariant.py": {
+        "linear_batch_invariant": "(input, weight, bias=None)",
+        "rms_norm_batch_invariant": "(input, weight, eps=1e-06, residual=None) -> torch.Tensor | "
+        "tuple[torch.Tensor, torch.Tensor]",
+    },
+    "vllm/_custom_ops.py": {
+        "fused_add_rms_norm": "(input, residual, weight, epsilon)",
+        "rotary_embedding": "(positions, query, key, head_size, cos_sin_cache, is_neox, rope_dim_offset=0, "
+        "inverse=False)",
+    },
+    "vllm/v1/worker/gpu/sample/logprob.py": {"compute_token_logprobs": "(logits, token_ids) -> torch.Tensor"},
+    "vllm/v1/attention/backends/fa_utils.py": {
+        "get_flash_attn_version": "(requires_alibi=False, head_size=None, head_size_v=None, has_sinks=False, "
+        "requires_softcap=False, kv_cache_block_size=None, supports_fa4_hd256=False) -> int | None"
+    },
     "vllm/plugins/__init__.py": {"DEFAULT_PLUGINS_GROUP": "'vllm.general_plugins'"},
     "vllm/distributed/weight_transfer/factory.py": {
         "WeightTransferEngineFactory": "class ()",

@@ -190,7 +190,7 @@ def test_operations_that_are_not_known(changed: dict[str, Any]) -> None:
     assert has_known_operations(known) and not has_known_operations(known | changed)
 
 
-def test_a_model_with_other_operations_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_other_operations_is_refused() -> None:
     config = AutoConfig.for_model("llama", **SMALL, hidden_act="gelu")
     with pytest.raises(ConfigError) as caught:
         use_engine_kernels(AutoModelForCausalLM.from_config(config), PLAIN)

@@ -79,7 +79,7 @@ class Run:
             {role: {other for other in roles if other != role} for role in roles} if shared else {}
         )
         self.phases = DevicePhases(self.sharing)
-        routes = SyncRoutes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
+        routes = SyncRoutes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [0], 0)
         weights = WeightSync(cast(Any, self.trainer), self.engines.engines, lambda _: routes, True, 1, limits.CALL)
         self.sync = EngineSync(weights, self.engines, self.phases, lambda _: nullcontext())
 

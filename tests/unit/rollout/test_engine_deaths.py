@@ -97,7 +97,7 @@ class Schedule(EachByItself):
             limits.RUN,
             limits.RUN,
         )
-        routes = SyncRoutes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [False], 0)
+        routes = SyncRoutes(dict.fromkeys(range(len(group)), Route(Transport.FILE, True)), [0], 0)
         weights = WeightSync(cast(Any, Trainer()), engines.engines, lambda _: routes, True, 1, limits.CALL)
         sync = EngineSync(weights, engines, DevicePhases(cast(Any, self)), lambda _: nullcontext())
         sampling = Sampling(1, samples=SAMPLES)

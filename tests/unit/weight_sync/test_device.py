@@ -46,7 +46,7 @@ def test_views_show_tensors_filled_in() -> None:
     sender = DeviceSender(CPU)
     for slot, seed in ((0, 1), (1, 2), (0, 3)):
         held = tensors(seed)
-        bucket = sender.fill(held, slot, shared=False)
+        bucket = sender.fill(held, slot, openers=0)
         starts, size = layout(bucket.tensors)
         assert all(start % ALIGNMENT == 0 for start in starts) and size % ALIGNMENT == 0
         buffer = sender._slots[slot]
@@ -63,8 +63,8 @@ def test_views_show_tensors_filled_in() -> None:
 def test_only_what_an_engine_opens_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll.weight_sync.device.ipc_handle", lambda buffer: {"GPU-1": bytes(buffer[:4].tolist())})
     sender, held = DeviceSender(CPU), {"a": torch.tensor([1, 2, 3, 4], dtype=torch.uint8)}
-    assert sender.fill(held, 0, shared=False).handles == {}
-    assert sender.fill(held, 1, shared=True).handles == {"GPU-1": bytes([1, 2, 3, 4])}
+    assert sender.fill(held, 0, openers=0).of_ranks == ((),)
+    assert sender.fill(held, 1, openers=2).of_ranks == (({"GPU-1": bytes([1, 2, 3, 4])},) * 2,)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=50))
@@ -92,7 +92,7 @@ def test_words_that_change_places_change_the_fingerprint(first: int, second: int
 
 def test_a_bit_that_flipped_is_found() -> None:
     sender = DeviceSender(CPU)
-    bucket = sender.fill(tensors(1), 0, shared=False)
+    bucket = sender.fill(tensors(1), 0, openers=0)
     buffer = sender._slots[0]
     assert buffer is not None
     arrived = buffer.clone()
@@ -123,13 +123,13 @@ def test_a_broadcast_reaches_every_worker(rendezvous: Rendezvous) -> None:
             held = tensors(number)
             reading = [
                 threads.submit(reader.read, sent)
-                for sent in [sender.fill(held, number % SLOTS, shared=False)]
+                for sent in [sender.fill(held, number % SLOTS, openers=0)]
                 for reader in readers
             ]
             for future in reading:
                 arrived = future.result()
                 assert all(torch.equal(arrived[name], tensor) for name, tensor in held.items())
-        sent = sender.fill(tensors(9), 0, shared=False)
+        sent = sender.fill(tensors(9), 0, openers=0)
         wrong = replace(sent, checksum="0" * 32)
         reading = [threads.submit(reader.read, wrong) for reader in readers]
         for future in reading:
@@ -161,7 +161,7 @@ def test_death_of_member_ends_the_rendezvous(rendezvous: Rendezvous) -> None:
 
 def test_views_are_the_buffers_memory() -> None:
     sender = DeviceSender(CPU)
-    bucket = sender.fill({"a": torch.zeros(4), "b": torch.zeros(4)}, 0, shared=False)
+    bucket = sender.fill({"a": torch.zeros(4), "b": torch.zeros(4)}, 0, openers=0)
     buffer = sender._slots[0]
     assert buffer is not None
     views(buffer, bucket.tensors)["b"].fill_(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roll.config.derived.placement import RolePlan
-from roll.weight_sync.routes import Route, Transport, broadcast_size, find_routes, routes, sharing_ranks
+from roll.weight_sync.routes import Route, Transport, broadcast_size, count_openers, find_routes, routes
 
 
 def role(name: str, *devices: tuple[int, ...]) -> RolePlan:
@@ -15,7 +15,7 @@ def role(name: str, *devices: tuple[int, ...]) -> RolePlan:
 def test_on_one_host_files_reach_every_engine() -> None:
     found = find_routes(role("actor_train", (), ()), role("actor_infer", (), ()), 8, lambda engine: True, range(2))
     assert found.to == dict.fromkeys(range(2), Route(Transport.FILE, True))
-    assert found.broadcast_size == 0 and found.shared == [False, False]
+    assert found.broadcast_size == 0 and found.openers == [0, 0]
 
 
 def test_engines_on_other_cpu_hosts_receive_broadcast() -> None:
@@ -33,7 +33,7 @@ def test_engines_on_trainer_devices_share_others_receive_broadcast() -> None:
     broadcast = {1: Route(Transport.BROADCAST, True, 1), 2: Route(Transport.BROADCAST, True, 3)}
     assert engine_routes == {0: Route(Transport.SHARED, True, sharers=(2, 3))} | broadcast
     assert broadcast_size(engine_routes.values(), 2) == 5
-    assert sharing_ranks(train, infer, engine_routes) == [False, False, True, True]
+    assert count_openers(4, engine_routes.values()) == [0, 0, 1, 1]
 
 
 def test_example_shares_sixteen_devices_on_two_nodes() -> None:
@@ -42,7 +42,7 @@ def test_example_shares_sixteen_devices_on_two_nodes() -> None:
     engine_routes = routes(train, infer, 8, range(12))
     assert [route.transport for route in engine_routes.values()] == [Transport.SHARED] * 12
     assert [route.same_host for route in engine_routes.values()] == [True] * 8 + [False] * 4
-    assert sharing_ranks(train, infer, engine_routes) == [True] * 12 + [False] * 4
+    assert count_openers(16, engine_routes.values()) == [1] * 12 + [0] * 4
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -58,4 +58,4 @@ def test_excluded_engine_leaves_no_gap_in_broadcast() -> None:
     found = find_routes(train, infer, 8, lambda engine: True, [3, 1])
     assert found.to == {1: Route(Transport.BROADCAST, True, 1), 3: Route(Transport.BROADCAST, True, 2)}
     assert found.broadcast_size == 3
-    assert found.shared == [False], "the only engine that shares the trainer's device is left out"
+    assert found.openers == [0], "the only engine that shares the trainer's device is left out"

@@ -134,13 +134,13 @@ class FakeEngine:
 def by_broadcast(engines: Collection[int]) -> SyncRoutes:
     return SyncRoutes(
         {number: Route(Transport.BROADCAST, True, 1 + place) for place, number in enumerate(engines)},
-        [False],
+        [0],
         1 + len(engines),
     )
 
 
 def by_file(engines: Collection[int]) -> SyncRoutes:
-    return SyncRoutes(dict.fromkeys(engines, Route(Transport.FILE, True)), [False], 0)
+    return SyncRoutes(dict.fromkeys(engines, Route(Transport.FILE, True)), [0], 0)
 
 
 def sync(

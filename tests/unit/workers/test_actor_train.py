@@ -44,8 +44,8 @@ class TwoRanks(Ranks[TrainStrategy]):
         self.arguments = list(arguments.values())
         if method == BucketSender.fill_bucket.__name__:
             return [
-                DeviceBucket((), "sum", {f"GPU-{rank}": b""} if shared else {})
-                for rank, (_, _, shared) in arguments.items()
+                DeviceBucket((), "sum", of_ranks=(tuple({f"GPU-{rank}": bytes([turn])} for turn in range(openers)),))
+                for rank, (_, _, openers) in arguments.items()
             ]
         return [TrainStepResult({"policy/loss": 1.0}, 2, {}) for _ in arguments]
 
@@ -57,19 +57,21 @@ def test_ranks_lend_buffers_to_engines_sharing_devices() -> None:
     async def sent() -> DeviceBucket:
         learner = ActorTrain(cast(WorkerGroup, TwoRanks()), SHAPE, Path(), limits.CALL, limits.CALL, limits.CALL)
         to = {0: Route(Transport.SHARED, True), 1: Route(Transport.BROADCAST, True, 1)}
-        await learner.open_routes(SyncRoutes(to, [True, False], 0), None)
+        await learner.open_routes(SyncRoutes(to, [2, 0], 0), None)
         bucket = await learner.send_bucket(["w"], 0)
         assert isinstance(bucket, DeviceBucket)
         return bucket
 
     bucket = asyncio.run(sent())
-    assert bucket.for_route(Route(Transport.SHARED, True, sharers=(0,))).handles.keys() == {"GPU-0"}
+    for turn in range(2):
+        route = Route(Transport.SHARED, True, sharers=(0,), turn=turn)
+        assert bucket.for_route(route).handles == {"GPU-0": bytes([turn])}, "each engine opens a handle of its own"
     assert bucket.for_route(Route(Transport.BROADCAST, True, 1)).handles == {}
 
 
 def test_ranks_that_gathered_different_weights_are_an_error() -> None:
-    same = [DeviceBucket((), "sum", {f"GPU-{rank}": b""}) for rank in range(2)]
-    assert [handles.keys() for handles in merge_buckets(same).of_ranks] == [{"GPU-0"}, {"GPU-1"}]
+    same = [DeviceBucket((), "sum", of_ranks=(({f"GPU-{rank}": b""},),)) for rank in range(2)]
+    assert [handles.keys() for [handles] in merge_buckets(same).of_ranks] == [{"GPU-0"}, {"GPU-1"}]
     with pytest.raises(WeightSyncError, match=r"sum on rank\(s\) 0, 2; other on rank\(s\) 1$"):
         merge_buckets([same[0], replace(same[1], checksum="other"), same[0]])
 
