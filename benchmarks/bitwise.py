@@ -4,9 +4,9 @@
         [--response-tokens 96] [--engines today,invariant,...] [--scratch FOLDER] [--json FILE]
 
 Engines of roll with different settings sample from the same random model: as today, with logits in fp32, and batch
-invariant in five ways. Each samples all prompts together, again, and some alone. Then the trainer scores the
-sampled tokens: as roll does, and with one operation after the other computed by the kernel that a batch-invariant
-engine uses. At the end, each operation of vLLM's model is compared with the trainer's.
+invariant in four ways. Each samples all prompts together, again, and some alone. Then the trainer scores the
+sampled tokens: as roll does, also with `engine_kernels`, and with one operation after the other computed by the kernel
+that a batch-invariant engine uses. At the end, each operation of vLLM's model is compared with the trainer's.
 
 All processes start at the same time, on one GPU if there is one; each measures alone. What was measured is also
 reported if the benchmark is cut. The norm before the head is larger than in a new model, so that logits spread like

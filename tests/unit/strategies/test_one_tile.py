@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.engines.vllm import one_tile
+from roll.weight_sync import vllm_plugin
 
 
 def asked(query: Tensor, longest: int, *, by_name: bool) -> int:
@@ -30,6 +31,16 @@ def asked(query: Tensor, longest: int, *, by_name: bool) -> int:
 @pytest.mark.parametrize(("width", "longest", "expected"), [(64, 1, 65), (64, 500, 500), (32, 7, 65), (128, 1, 1)])
 def test_small_heads_have_many_new_tokens(width: int, longest: int, expected: int, by_name: bool) -> None:
     assert asked(torch.zeros(3, 2, width), longest, by_name=by_name) == expected
+
+
+@pytest.mark.parametrize(("variable", "on_cpu", "kept"), [("1", False, 1), ("0", False, 0), ("1", True, 0)])
+def test_the_plug_in_asks_for_it(variable: str, on_cpu: bool, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(vllm_plugin, "current_platform", type("Platform", (), {"is_cpu": lambda _: on_cpu})())
+    monkeypatch.setattr(one_tile, "keep_one_tile", lambda: calls.append(None))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", variable)
+    vllm_plugin.register()
+    assert len(calls) == kept
 
 
 def test_the_backend_s_kernel_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
