@@ -50,6 +50,7 @@ def _settings(role: RoleConfig) -> Iterator[str]:
         "attn_implementation is fa2, another kernel": model.attn_implementation == "fa2",
         "compile_layers is true, and compiled code rounds otherwise": model.compile_layers is True,
         f"dtype is {model.dtype}, and only bf16 was tried": model.dtype != "bf16",
+        "it was not tried with ZeRO-3": getattr(traits.memory, "stage", 0) == 3,
         "sequence_parallel_size splits sequences over ranks": traits.sequence_parallel > 1,
         "autotp_size splits layers over ranks, which adds in another order": traits.tensor_parallel > 1,
     }
