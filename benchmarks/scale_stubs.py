@@ -231,10 +231,10 @@ class Trainer:
         """See `BucketSender`."""
         return list(self._tensors.values())
 
-    def fill_bucket(self, names: Sequence[str], slot: int, shared: bool) -> DeviceBucket:
+    def fill_bucket(self, names: Sequence[str], slot: int, openers: int) -> DeviceBucket:
         """See `BucketSender`."""
-        handles = {f"GPU-{self._rank:032}": HANDLE} if shared else {}
-        return DeviceBucket(tuple(self._tensors[name] for name in names), "0", handles)
+        handles = ({f"GPU-{self._rank:032}": HANDLE},) * openers
+        return DeviceBucket(tuple(self._tensors[name] for name in names), "0", of_ranks=(handles,))
 
     offload = onload = join_broadcast = empty_buckets = lambda self, *_: None
 
