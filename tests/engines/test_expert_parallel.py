@@ -25,8 +25,7 @@ from tests.engines.plain import PlainUpdate, plain_updates
 from tests.engines.ranks import run_ranks
 from tests.engines.test_train import gathered, score
 from tests.engines.training import Case, Outcome, Work, train_cases
-
-pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
+from tests.tiers import collected, each
 
 OVER = 2
 """Ranks that divide the experts."""
@@ -39,6 +38,7 @@ EXACT += [(2 * OVER, Case(3, False, expert_parallel=2 * OVER))]
 HALF = [(OVER, Case(stage, False, dtype="bf16", expert_parallel=OVER)) for stage in (2, 3)]
 HALF += [(OVER, Case(2, False, dtype="fp16", expert_parallel=OVER))]
 RUNS = [*EXACT, *HALF]
+QUICK = [EXACT[1], EXACT[3]]
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -72,8 +72,8 @@ def identify(value: object) -> str | None:
     return value.name if isinstance(value, Case) else f"{value}_ranks" if isinstance(value, int) else None
 
 
-each_run = pytest.mark.parametrize(("ranks", "case"), RUNS, ids=identify)
-each_exact_run = pytest.mark.parametrize(("ranks", "case"), EXACT, ids=identify)
+each_run = each("ranks,case", RUNS, QUICK, identify)
+each_exact_run = each("ranks,case", EXACT, QUICK, identify)
 
 
 def replicas(ranks: int, case: Case) -> int:
@@ -97,11 +97,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(batch: TrainBatch, expert_model: Path, folder: Path) -> Runs:
-    """Return, for each run, the results of its ranks."""
+def outcomes(batch: TrainBatch, expert_model: Path, folder: Path, request: pytest.FixtureRequest) -> Runs:
+    """Return, for each run that the collected tests need, the results of its ranks."""
     out: Runs = {}
-    for ranks, width in sorted({(ranks, case.sequence_parallel) for ranks, case in RUNS}):
-        cases = [case for count, case in RUNS if (count, case.sequence_parallel) == (ranks, width)]
+    runs = collected(request, RUNS, QUICK)
+    for ranks, width in sorted({(ranks, case.sequence_parallel) for ranks, case in runs}):
+        cases = [case for count, case in runs if (count, case.sequence_parallel) == (ranks, width)]
         here, work = folder / str(ranks), {False: works(batch, ranks, cases[0])}
         by_rank = run_ranks(train_cases, ranks, here, cases, expert_model, work, here)
         out |= {(ranks, case): [outcome[number] for outcome in by_rank] for number, case in enumerate(cases)}
@@ -155,6 +156,7 @@ def test_metrics_and_norm_count_everything_once(
             assert norm == pytest.approx(plain[0].grad_norm, rel=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("ranks", "case"), HALF, ids=identify)
 def test_16_bit_norm_is_of_all_experts(outcomes: Runs, plain: list[PlainUpdate], ranks: int, case: Case) -> None:
     for outcome in outcomes[ranks, case]:
@@ -186,11 +188,12 @@ def test_log_probs_and_export_are_the_policys(
     for file in export.glob("*.safetensors"):
         exported |= load_file(file)
     assert_near(exported, by_rank[0].second, 0.0)
-    scored = gathered(batch, replicas(ranks, case), [each.scored_after for each in of_replicas(by_rank, case)])
+    scored = gathered(batch, replicas(ranks, case), [one.scored_after for one in of_replicas(by_rank, case)])
     direct = score(PackedPolicy(load_causal_model(str(export), FP32)), batch.sequences)
     np.testing.assert_allclose(scored, direct, atol=2e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_other_families_train_alike(kind: str, tmp_path: Path) -> None:
     model = written(kind, tmp_path / "model")

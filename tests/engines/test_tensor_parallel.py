@@ -54,8 +54,6 @@ from tests.engines.training import (
 )
 from tests.tiers import collected, each
 
-pytestmark = pytest.mark.full  # too long for `make test`; `.ci/run` runs it
-
 SHARED = 2
 """Ranks per replica."""
 INPUT = torch.arange(24.0).reshape(1, 3, 8)
@@ -77,7 +75,7 @@ EXACT += [(2, ZERO_3), (1, ADAPTED_3)]
 """Runs in fp32, whose results are compared with plain PyTorch's. Each is a number of replicas and a case."""
 HALF = [(1, BF16), (1, FP16), (2, ADAPTED_FP16), (2, BF16_3), (1, FP16_3)]
 RUNS = [*EXACT, *HALF]
-QUICK = [(1, PLAIN)]
+QUICK = [(1, PLAIN), (1, ADAPTED)]
 
 Runs = dict[tuple[int, Case], list[Outcome]]
 Plain = dict[bool, list[PlainUpdate]]

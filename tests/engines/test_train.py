@@ -40,7 +40,7 @@ RUNS = [(1, case) for case in EXACT + WHOLE] + [
 ]
 QUICK_EXACT, QUICK_BF16 = [Case(0, False), Case(3, True)], BF16[-1:]
 QUICK = [(1, case) for case in QUICK_EXACT] + [
-    (2, case) for case in [*QUICK_EXACT, Case(2, False), *SHORT, *QUICK_BF16]
+    (2, case) for case in [*QUICK_EXACT, Case(1, True), Case(2, False), Case(3, False), *SHORT, *QUICK_BF16]
 ]
 
 

@@ -35,10 +35,13 @@ INIT = """
 set -e
 hostname {name}
 [ -z "$SHARED" ] || exec 9<"$SHARED"
+[ -z "$HIDDEN" ] || exec 8<"$HIDDEN"
 mount -t tmpfs -o size={disk} roll-tmp /tmp
 mount -t tmpfs -o size=2g roll-shm /dev/shm
 mkdir -p {work} {home} {programs} /tmp/etc
 [ -z "$SHARED" ] || {{ mkdir {shared}; mount --no-canonicalize --bind /proc/self/fd/9 {shared}; exec 9<&-; }}
+[ -z "$HIDDEN" ] || {{ mkdir -p "$HIDDEN"; mount --no-canonicalize --bind /proc/self/fd/8 "$HIDDEN"; exec 8<&-; }}
+[ -z "$HIDDEN" ] || mount -o remount,bind,ro "$HIDDEN"
 printf '%s' "$HOSTS_FILE" > /tmp/etc/hosts; : > /tmp/etc/resolv.conf
 mount --bind /tmp/etc/hosts /etc/hosts
 [ ! -e /etc/resolv.conf ] || mount --bind /tmp/etc/resolv.conf /etc/resolv.conf
@@ -244,6 +247,7 @@ def _host(number: int, switch: int, hosts_file: str, disk: str, token: str, shar
     script = INIT.format(name=name, disk=disk, work=WORK, home=HOME, programs=PROGRAMS, shared=SHARED)
     words = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
     own = {"HOSTS_FILE": hosts_file.format(name=name), "SHARED": str(shared.absolute()) if shared else ""}
+    own |= {"HIDDEN": str(ROOT) if ROOT.is_relative_to("/tmp") else ""}  # this checkout, if the own `/tmp` hides it
     with _held([*words, "bash", "-c", script], own) as outer:
         host = Host(name, number, _child(outer), login(token))
         limits.until(host.path("/tmp/ready").exists, f"{name} is ready", limits.PROCESS)
