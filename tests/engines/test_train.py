@@ -38,10 +38,10 @@ DROPOUT = [Case(3, True, dropout=0.2)]
 RUNS = [(1, case) for case in EXACT + WHOLE] + [
     (2, case) for case in EXACT + STORED + COMPILED + SHORT + BF16 + DROPOUT
 ]
-QUICK_EXACT, QUICK_BF16 = [Case(0, False), Case(3, True)], BF16[-1:]
-QUICK = [(1, case) for case in QUICK_EXACT] + [
-    (2, case) for case in [*QUICK_EXACT, Case(1, True), Case(2, False), Case(3, False), *SHORT, *QUICK_BF16]
-]
+QUICK_EXACT, QUICK_BF16, QUICK_STORED = [Case(0, False), Case(3, True)], BF16[-1:], [STORED[-1], COMPILED[0]]
+QUICK = [(1, case) for case in QUICK_EXACT]
+QUICK += [(2, case) for case in [*QUICK_EXACT, Case(1, True), Case(2, False), Case(3, False)]]
+QUICK += [(2, case) for case in [*SHORT, *QUICK_BF16, *QUICK_STORED, *DROPOUT]]
 
 
 Runs = dict[tuple[int, Case], list[Outcome]]
@@ -202,7 +202,7 @@ def test_out_of_memory_halves_budget_on_all_ranks(outcomes: Runs, case: Case) ->
     assert_close(halved[0].second, whole[0].second, 5e-6)
 
 
-@each("case", STORED + COMPILED, [], identify)
+@each("case", STORED + COMPILED, QUICK_STORED, identify)
 def test_neither_recomputing_nor_compiling_layers_changes_anything(outcomes: Runs, case: Case) -> None:
     recomputed = outcomes[2, dataclasses.replace(case, checkpointing="all", compiled=False)][0]
     stored = outcomes[2, case][0]
@@ -271,7 +271,7 @@ def test_bf16_trains_near_fp32(outcomes: Runs, batch: TrainBatch, small_model: P
     assert moved(half[0].second, full[0].second) < 0.04
 
 
-@each("case", DROPOUT, [], identify)
+@pytest.mark.parametrize("case", DROPOUT, ids=identify)
 def test_dropout_is_active_only_while_training(outcomes: Runs, batch: TrainBatch, case: Case) -> None:
     dropped, exact = outcomes[2, case], outcomes[2, dataclasses.replace(case, dropout=0.0)]
     assert moved(dropped[0].second, exact[0].second) > 1e-4

@@ -247,7 +247,7 @@ def _host(number: int, switch: int, hosts_file: str, disk: str, token: str, shar
     script = INIT.format(name=name, disk=disk, work=WORK, home=HOME, programs=PROGRAMS, shared=SHARED)
     words = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
     own = {"HOSTS_FILE": hosts_file.format(name=name), "SHARED": str(shared.absolute()) if shared else ""}
-    own |= {"HIDDEN": str(ROOT) if ROOT.is_relative_to("/tmp") else ""}  # this checkout, if the own `/tmp` hides it
+    own |= {"HIDDEN": str(ROOT) if ROOT.is_relative_to("/tmp") else ""}  # this checkout, if `/tmp` has it
     with _held([*words, "bash", "-c", script], own) as outer:
         host = Host(name, number, _child(outer), login(token))
         limits.until(host.path("/tmp/ready").exists, f"{name} is ready", limits.PROCESS)

@@ -184,7 +184,7 @@ def test_routes_count_dense_layers_too(tmp_path: Path, monkeypatch: pytest.Monke
 def test_compiled_layers_share_the_replay(tmp_path: Path) -> None:
     policy, batch = replaying(written("qwen3_moe", tmp_path)), sequences([9, 12])
     given = [packed_inputs(replace(batch, routes=random_routes(batch, share)), "cpu") for share in (0.0, 0.4)]
-    torch.compiler.reset()  # another test's model of the same class would count as a compilation of this one
+    torch.compiler.reset()  # else a compilation in another test, of the same class, makes this one a recompilation
     with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
         plain = [policy(inputs)[0] for inputs in given]
         compile_layers(policy.causal)
