@@ -12,7 +12,8 @@ AutoTP and sequence parallelism need four ranks, and fp16 needs GPUs. The losses
 way with the same precision and adapter.
 
 With `--rank-tokens N`, an update is one micro-batch of exactly N tokens on each rank, in texts of TOKENS tokens; with
-several N, there is a table for each. `--layers` gives the model fewer layers than its shape.
+several N, each way trains with one after another, and there is a table for each. `--layers` gives the model fewer
+layers than its shape.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.ranks import on_ranks
+from roll.backend import Rank, TrainStrategy
 from roll.types import TrainBatch
 
 WARM_UP = 2
@@ -136,12 +139,13 @@ def batch_of(work: Work, seed: int) -> TrainBatch:
     return TrainBatch(sequences, ones, zeros, np.zeros(len(zeros), np.int32), None)
 
 
-def settings_of(work: Work, way: Way) -> Any:
-    """Return the `TrainSettings` of a way."""
+def settings_of(works: Sequence[Work], way: Way) -> Any:
+    """Return the `TrainSettings` of a way that trains with several works."""
     from roll.config.schema.model import ModelConfig, TrainingConfig
     from roll.models.load import load_policy
     from roll.training.deepspeed.settings import DeepSpeedConfig, TrainSettings
 
+    work = works[0]
     model = {"dtype": way.dtype, "gradient_checkpointing": "all", "compile_layers": work.compiled}
     model |= {"lora_target": "all-linear" if way.lora else None, "lora_rank": 16, "lora_alpha": 32.0}
     shared = {"zero_optimization": {"stage": way.stage}, "sequence_parallel_size": way.sequence}
@@ -153,31 +157,39 @@ def settings_of(work: Work, way: Way) -> Any:
         TrainingConfig.model_validate({"learning_rate": 1e-4, "adam_epsilon": 1e-6}),
         DeepSpeedConfig.model_validate(shared),
         max_grad_norm=1.0,
-        total_updates=work.updates,
-        token_budget=work.budget,
+        total_updates=sum(each.updates for each in works),
+        token_budget=max(each.budget for each in works),
         seed=0,
         load=load_policy,
     )
 
 
-def trained(work: Work, way: Way, number: int) -> Curve:
-    """Train with one way on this rank. The process group stays open."""
+def trained(works: Sequence[Work], way: Way, number: int) -> list[Curve]:
+    """Train with one way on this rank, with all works after one another. The process group stays open."""
+    import torch
+
+    from roll.training.deepspeed.strategy import DeepSpeedTrain
+
+    work = works[0]
+    rank = Rank("sft_train", number, work.ranks, "127.0.0.1", work.port, work.device, COLLECTIVE_SECONDS)
+    strategy = DeepSpeedTrain(settings_of(works, way), rank)
+    curves = [curve(strategy, each, way, number) for each in works]
+    with mock.patch.object(torch.distributed, "destroy_process_group"):
+        strategy.close()
+    return curves
+
+
+def curve(strategy: TrainStrategy, work: Work, way: Way, number: int) -> Curve:
+    """Train with one work on this rank."""
     import torch
 
     from roll.algorithms.losses import NegativeLogLikelihood
-    from roll.backend import Rank
     from roll.training.actor_train import TrainShape, merge, micro_batches_of
-    from roll.training.deepspeed.strategy import DeepSpeedTrain
 
-    rank = Rank("sft_train", number, work.ranks, "127.0.0.1", work.port, work.device, COLLECTIVE_SECONDS)
-    strategy = DeepSpeedTrain(settings_of(work, way), rank)
     if work.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    width, loss, shape = (
-        way.tensor * way.sequence,
-        NegativeLogLikelihood(),
-        TrainShape(1, 1, work.budget, "token-mean", 1.0),
-    )
+    width, loss = way.tensor * way.sequence, NegativeLogLikelihood()
+    shape = TrainShape(1, 1, work.budget, "token-mean", 1.0)
     losses, seconds, skipped = [], [], 0
     for update in range(work.updates):
         batch = batch_of(work, update % 2)
@@ -194,24 +206,23 @@ def trained(work: Work, way: Way, number: int) -> Curve:
         losses.append(said["sft/loss"])
         skipped += int(said[f"{loss.metric_prefix}/skipped_updates"])
     peak = torch.cuda.max_memory_allocated() if work.device == "cuda" else 0
-    with mock.patch.object(torch.distributed, "destroy_process_group"):
-        strategy.close()
-    return Curve(losses, seconds, skipped, peak)
+    found = Curve(losses, seconds, skipped, peak)
+    if number == 0:
+        print(f"{way.name}, at most {work.budget} tokens: {found}", flush=True)
+    return found
 
 
-def on_rank(work: Work, chosen: list[Way], number: int) -> list[Curve]:
+def on_rank(works: Sequence[Work], chosen: list[Way], number: int) -> list[list[Curve]]:
     """Train with all ways, one after another. They have the same groups of ranks, which DeepSpeed keeps in globals."""
     import torch
 
     out = []
     for way in chosen:
-        out.append(trained(work, way, number))
+        out.append(trained(works, way, number))
         gc.collect()
         torch.compiler.reset()  # a process compiles a function a limited number of times
-        if work.device == "cuda":
+        if works[0].device == "cuda":
             torch.cuda.empty_cache()
-        if number == 0:
-            print(f"{way.name}: {out[-1]}", flush=True)
     return out
 
 
@@ -241,7 +252,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         dtype = "bfloat16" if options.device == "cuda" else "float32"
         on_ranks(write_model, 1, options.device, Path(folder) / "model", options.model, options.layers, dtype)
-        seen = [measured(work, chosen) for work in works(options, f"{folder}/model")]
+        seen = measured(works(options, f"{folder}/model"), chosen)
     for work, by_way in seen:
         print(f"\n{work.texts} texts, at most {work.budget} tokens in a micro-batch\n")
         print(table(work, chosen, by_way))
@@ -269,14 +280,15 @@ def works(options: argparse.Namespace, model: str) -> list[Work]:
     ]  # fmt: skip
 
 
-def measured(work: Work, chosen: list[Way]) -> tuple[Work, dict[Way, list[Curve]]]:
-    """Train with each way, and return its figures by rank."""
-    by_way: dict[Way, list[Curve]] = {}
+def measured(works: Sequence[Work], chosen: list[Way]) -> list[tuple[Work, dict[Way, list[Curve]]]]:
+    """Train with each way, and return its figures by work and rank."""
+    found: list[tuple[Work, dict[Way, list[Curve]]]] = [(work, {}) for work in works]
     for sizes in sorted({(way.tensor, way.sequence, way.experts) for way in chosen}):
         alike = [way for way in chosen if (way.tensor, way.sequence, way.experts) == sizes]
-        by_rank = on_ranks(on_rank, work.ranks, work.device, work, alike)
-        by_way |= {way: [curves[at] for curves in by_rank] for at, way in enumerate(alike)}
-    return work, by_way
+        by_rank = on_ranks(on_rank, works[0].ranks, works[0].device, works, alike)
+        for at, (_, by_way) in enumerate(found):
+            by_way |= {way: [ways_of[number][at] for ways_of in by_rank] for number, way in enumerate(alike)}
+    return found
 
 
 def parse() -> argparse.Namespace:

@@ -26,6 +26,7 @@ from roll.runs.rlvr.validation import (
     earned,
     estimate_pass_at_k,
     judged_groups,
+    part_means,
     passes_of,
     sizes,
     unscored,
@@ -136,6 +137,7 @@ def set_result(
         are_shares = all(0 <= reward <= 1 for of_group in rewards for reward in of_group)
         means = [fmean(of_group) for of_group in rewards]
         estimates[f"avg@{samples}"] = share_estimate(means, samples) if are_shares else average(means)
+        estimates |= {f"{part}, mean": average(means) for part, means in part_means(groups).items()}
     metrics = validation_metrics(name, groups, samples, bars)
     del metrics[f"val/{name}/policy_version"]  # the weights are not updated during an evaluation
     return SetResult(len(groups), samples, estimates, metrics, failed)

@@ -29,11 +29,12 @@ def held_out_metrics(config: Config) -> list[str]:
     if not isinstance(config, RlvrConfig):
         name = config.validation.name if config.validation else "validation"
         return [f"val/{name}/{metric}" for metric in _of_rows(config)]
-    found = []
+    found, parts = [], sorted({part for section in config.rewards.values() for part in section.parts})
     for name, one in (config.validation.named_sets() if config.validation else {}).items():
         samples = one.generating_args.num_return_sequences or 1
         rates = [f"pass@{k}" for k in sizes(samples)] + [f"maj@{k}" for k in sizes(samples)[1:]]
         found += [f"val/{name}/{metric}" for metric in (*rates, f"avg@{samples}", *OF_RESPONSES)]
+        found += [f"val/{name}/{part}/mean" for part in parts]
     return found
 
 

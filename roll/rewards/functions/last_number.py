@@ -41,6 +41,8 @@ def last_number(prompt: Prompt, response: str, row: Mapping[str, Any], *, mark: 
     These are the two scores of GSM8K that others report: the lenient one, and the strict one with `mark: "####"`. Only
     the text after the last `</think>` counts, or the whole response if that text is empty.
 
+    With a mark, the part `lenient` of the result is the score without it.
+
     Args:
         mark: text that must stand before the number, such as `####`. Of several, the last counts.
 
@@ -48,7 +50,9 @@ def last_number(prompt: Prompt, response: str, row: Mapping[str, Any], *, mark: 
         ValueError: the row has no reference answer, or one that is not a number.
     """
     check_reference(row)
-    number = last_of(final_text(response), mark)
+    text, right = final_text(response), last_of(ground_truth(row))
+    parts = {"lenient": float(last_of(text) == right)} if mark else {}
+    number = last_of(text, mark)
     if number is None:
-        return RewardResult(0.0, RewardOutcome.UNPARSABLE)
-    return RewardResult(float(number == last_of(ground_truth(row))))
+        return RewardResult(0.0, RewardOutcome.UNPARSABLE, parts)
+    return RewardResult(float(number == right), parts=parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ class Validation:
 def validation_metrics(
     name: str, groups: Sequence[RolloutGroup], samples: int, bars: Mapping[str, Bars] = NO_BARS
 ) -> Metrics:
-    """Return pass rates, majority votes, rewards, lengths and the oldest policy version of one set.
+    """Return pass rates, majority votes, rewards with their parts, lengths and the oldest policy version of one set.
 
     Pass rates and majority votes are those of the prompts whose domain has an accuracy. They are left out if there are
     none. A response without a verdict counts as failed. If no response has a verdict, pass rates, majority votes and
@@ -137,6 +137,7 @@ def validation_metrics(
     failed = unscored(groups)
     if failed < len(episodes):
         metrics[f"val/{name}/avg@{samples}"] = fmean(earned(episode.reward) for episode in episodes)
+        metrics |= {f"val/{name}/{part}/mean": fmean(means) for part, means in part_means(groups).items()}
     versions = [run.version for episode in episodes for segment in episode.sampled for run in segment.versions]
     lengths = [episode.length for episode in episodes]
     return metrics | {
@@ -173,6 +174,29 @@ def passes_of(group: RolloutGroup, bars: Mapping[str, Bars]) -> list[bool]:
 def earned(reward: RewardResult) -> float:
     """Return the reward of a response; 0 without a verdict."""
     return 0.0 if reward.outcome in NO_VERDICT else reward.value
+
+
+def part_means(groups: Sequence[RolloutGroup]) -> dict[str, list[float]]:
+    """Return the means over the responses to each prompt by part of the reward, for the prompts of domains with that
+    part. A response without a verdict, or without the part, counts as 0.
+    """
+    having: dict[str, set[str]] = defaultdict(set)
+    for group in groups:
+        for episode in group.episodes:
+            for part in episode.reward.parts:
+                having[part].add(group.prompt.domain)
+    return {
+        part: [
+            fmean(_part(episode.reward, part) for episode in group.episodes)
+            for group in groups
+            if group.prompt.domain in having[part]
+        ]
+        for part in sorted(having)
+    }
+
+
+def _part(reward: RewardResult, name: str) -> float:
+    return 0.0 if reward.outcome in NO_VERDICT else reward.parts.get(name, 0.0)
 
 
 def _answer(episode: Episode) -> str:

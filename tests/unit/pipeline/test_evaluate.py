@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from roll.agents import episode_groups
+from roll.evaluation.results import set_result
 from roll.rewards.passing import Bar
 from roll.rollout.group import Generator, SingleTurns, prompt_seed
 from roll.rollout.scheduler import TRAINING
@@ -118,6 +119,20 @@ def test_the_metrics_of_a_set() -> None:
         "policy_version",
     }
     assert metrics["no_verdict_fraction"] == 0
+
+
+def test_parts_of_rewards_have_means() -> None:
+    def rewarded(*lenient: float, crashes: bool = False) -> RolloutGroup:
+        outcomes = [RewardOutcome.SCORED, RewardOutcome.CRASHED if crashes else RewardOutcome.SCORED]
+        rewards = map(RewardResult, (1.0, 0.0), outcomes, ({"lenient": value} for value in lenient))
+        return make_group(0, [replace(make_episode([5]), reward=reward) for reward in rewards])
+
+    without = group_of(("1", 1.0), ("2", 1.0))
+    groups = [rewarded(0.5, 1.0, crashes=True), rewarded(0.0, 4.0)]
+    groups.append(replace(without, prompt=replace(without.prompt, domain="without")))
+    assert validation_metrics("set", groups, 2)["val/set/lenient/mean"] == pytest.approx((0.5 + 0 + 0 + 4.0) / 4)
+    found = set_result("set", groups, 2).estimates["lenient, mean"]
+    assert found.value == pytest.approx(4.5 / 4) and found.low < 4.5 / 4 < found.high
 
 
 def test_partly_right_responses_pass_only_a_lower_bar() -> None:

@@ -155,6 +155,12 @@ def test_unknown_metric_is_a_fault_before_the_run(block: str, words: tuple[str, 
 
 def test_known_metrics_are_those_of_a_validation() -> None:
     config = configured("--config-name", "tiny/tiny_agent", "validation.generating_args.num_return_sequences=4")
+    parts = "+rewards.arithmetic.parts={last_number: {}, length_penalty: {weight: 0.5}}"
+    summed = configured("--config-name", "tiny/tiny_rlvr_lora_zero3", "eval_steps=1", parts)
+    assert [name for name in held_out_metrics(summed) if "/mean" in name] == [
+        "val/heldout/last_number/mean",
+        "val/heldout/length_penalty/mean",
+    ]
     assert set(held_out_metrics(config)) == {
         f"val/heldout/{name}"
         for name in (

@@ -86,6 +86,15 @@ class Group:
         self.log.append(f"{self.role} {'closes' if seconds else 'is killed'}")
 
 
+class SlowGroup(Group):
+    """Starts only after others had time to begin."""
+
+    async def start(self, *given: object) -> None:
+        await super().start(*given)
+        await asyncio.sleep(0.1)
+        self.log.append(f"{self.role} has started")
+
+
 def loaded(experiment: str, output: Path, model: Path, *keys: str) -> Any:
     """Return the configuration of a shipped experiment with another model and with lengths that this model supports."""
     found: list[Any] = []
@@ -207,6 +216,29 @@ def test_trainer_restart_keeps_engines_unless_unsettled(
             assert "actor_infer starts" in await begin() and found.are_running
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("cache", [None, 2**30])
+def test_only_engines_that_measure_memory_start_before_the_trainer(
+    cache: int | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "+actor_infer.strategy_args.strategy_config.engine_args.kv_cache_memory_bytes"
+    words = ["time_sharing=false", *([f"{key}={cache}"] if cache else [])]
+    config = loaded("gsm8k_rlvr", tmp_path, tiny_model, *words)
+    monkeypatch.setattr(roles, "new_group", SlowGroup.of)
+    monkeypatch.setattr(Group, "log", [])
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            found = Roles(config, make_plan(config), ClusterSession(tmp_path, tmp_path, tmp_path), stack)
+            found.actor_train("actor_train", config.actor_train, 1, 1.0)
+            found.actor_infer(config)
+            await found.start()
+
+    asyncio.run(run())
+    first = ["actor_infer starts", "actor_infer has started", "actor_train starts"]
+    assert (Group.log[:3] == first) is (cache is None)
+    assert ("actor_train starts" in Group.log[:2]) is (cache is not None)
 
 
 @pytest.mark.parametrize(("is_lost", "how"), [(False, "closes"), (True, "is killed")])

@@ -57,8 +57,9 @@ def test_exact_match(response: str, value: float) -> None:
 )
 def test_last_number_is_lenient_or_strict(response: str, lenient: float, strict: float) -> None:
     row = {"ground_truth": "1080"}
-    assert last_number(PROMPT, response, row).value == lenient
-    assert last_number(PROMPT, response, row, mark="####").value == strict
+    marked = last_number(PROMPT, response, row, mark="####")
+    assert last_number(PROMPT, response, row).value == lenient == marked.parts["lenient"]
+    assert marked.value == strict and not last_number(PROMPT, response, row).parts
 
 
 def test_last_number_reads_signs_and_fractions() -> None:
