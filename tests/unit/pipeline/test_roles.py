@@ -219,7 +219,7 @@ def test_trainer_restart_keeps_engines_unless_unsettled(
 
 
 @pytest.mark.parametrize("cache", [None, 2**30])
-def test_only_engines_that_measure_memory_start_before_the_trainer(
+def test_engines_of_fixed_size_start_beside_the_trainer(
     cache: int | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = "+actor_infer.strategy_args.strategy_config.engine_args.kv_cache_memory_bytes"
