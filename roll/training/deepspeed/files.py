@@ -15,17 +15,18 @@ import logging
 import os
 import pickle
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from deepspeed.checkpoint import ds_to_universal
-from deepspeed.checkpoint.constants import AUTOEP_LAYERS_KEY
+from deepspeed.checkpoint.constants import AUTOEP_LAYERS_KEY, PARAM_SLICE_MAPPINGS
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils import zero_to_fp32
@@ -139,9 +140,9 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool, diviso
 
     Raises:
         CheckpointError: there is no state to load; the checkpoint was written with another number of ranks, another
-            degree of tensor or expert parallelism, or optimizer states in another place (memory or NVMe); it is
-            universal, and the run uses ZeRO-0, tensor parallelism or optimizer states on NVMe, or only one of the two
-            expert parallelism; or a file would execute code when loaded.
+            degree of tensor or expert parallelism, other groups of parameters, or optimizer states in another place
+            (memory or NVMe); it is universal, and the run uses ZeRO-0, tensor parallelism or optimizer states on NVMe,
+            or only one of the two expert parallelism; or a file would execute code when loaded.
     """
     swaps = engine.zero_nvme_offload_optimizer()
     if (folder / UNIVERSAL).is_dir():
@@ -174,11 +175,28 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool, diviso
             f"{folder} was written with an autoep_size of {written}: resume with the same autoep_size"
             f"{convert if min(written, divisors) > 1 else ''}"
         )
+    if engine.zero_optimization_stage() in (1, 2):
+        _check_groups(engine, folder)
     with nothing_runs(folder):
         engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=strict)
     if swaps:
         _load_swapped(engine, folder)
     return True
+
+
+def _check_groups(engine: Any, folder: Path) -> None:
+    """Raise CheckpointError if the checkpoint has other groups of parameters than the run, which DeepSpeed would not
+    notice.
+    """
+    (file,) = (folder / TAG).glob(f"*zero_pp_rank_{engine.global_rank}_mp_rank_*_optim_states.pt")
+    written = load(file, mapped=True)["optimizer_state_dict"][PARAM_SLICE_MAPPINGS]
+    own = engine.optimizer._param_slice_mappings
+    if [sorted(group) for group in written] != [sorted(group) for group in own]:
+        raise CheckpointError(
+            f"{folder} was written with other groups of parameters ({len(written)}; the run has {len(own)}); "
+            f"`python -m roll.export {folder} OUT --format universal` converts it: then start with "
+            "resume_from_checkpoint=OUT"
+        )
 
 
 def _load_swapped(engine: Any, folder: Path) -> None:
@@ -276,14 +294,17 @@ def _load_universal(engine: Any, folder: Path) -> None:
     engine._config.load_universal_checkpoint = True
     optimizer = engine.optimizer.optimizer
     own = [group["weight_decay"] for group in optimizer.param_groups]
+    is_alike = engine.zero_optimization_stage() == 3 or len(_groups_in(folder)) == len(own)
     try:
-        with nothing_runs(folder):
-            engine.load_checkpoint(str(folder), tag=UNIVERSAL)
+        with nullcontext(folder) if is_alike else _regrouped(folder, len(own)) as place, nothing_runs(folder):
+            engine.load_checkpoint(str(place), tag=UNIVERSAL, load_lr_scheduler_states=is_alike)
     finally:
         engine._config.load_universal_checkpoint = False
+    schedule = engine.lr_scheduler
+    if not is_alike:
+        _continue_schedule(schedule, folder)
     # Under ZeRO-3, DeepSpeed gives all groups the settings of the first one and makes all states share one step
     # counter. Undo both.
-    schedule = engine.lr_scheduler
     # The schedules of DeepSpeed do not restore the rates that they computed last.
     rates = schedule.get_last_lr() if hasattr(schedule, "base_lrs") else schedule.get_lr()
     for group, weight_decay, rate in zip(optimizer.param_groups, own, rates, strict=True):
@@ -291,6 +312,44 @@ def _load_universal(engine: Any, folder: Path) -> None:
     for state in optimizer.state.values():
         if isinstance(state.get("step"), Tensor):
             state["step"] = state["step"].clone()
+
+
+GLOBAL_STATES = Path("zero", "optimizer_state.pt")
+"""File of a universal checkpoint with the settings of the optimizer's groups."""
+
+
+def _groups_in(folder: Path) -> Sequence[dict[str, Any]]:
+    """Return the settings of the groups of parameters of a universal checkpoint."""
+    return load(folder / UNIVERSAL / GLOBAL_STATES, mapped=True)["param_groups"]
+
+
+@contextmanager
+def _regrouped(folder: Path, count: int) -> Iterator[Path]:
+    """Yield a folder with the same universal checkpoint, in `count` groups whose settings are those of the run.
+
+    With ZeRO-1 and 2, DeepSpeed loads only as many of the run's groups as the checkpoint has.
+    """
+    with TemporaryDirectory() as scratch:
+        whole, place = folder.absolute() / UNIVERSAL, Path(scratch) / UNIVERSAL
+        states = place / GLOBAL_STATES
+        states.parent.mkdir(parents=True)
+        for part in (*whole.iterdir(), *(whole / states.parent.name).iterdir()):
+            if part.name not in GLOBAL_STATES.parts:
+                (place / part.relative_to(whole)).symlink_to(part)
+        torch.save(load(whole / GLOBAL_STATES) | {"param_groups": [{}] * count}, states)
+        yield Path(scratch)
+
+
+def _continue_schedule(schedule: Any, folder: Path) -> None:
+    """Continue a schedule where it was, with the rates of the run's own groups."""
+    (file,) = (folder / UNIVERSAL).glob("*mp_rank_00_model_states.pt")
+    saved = load(file, mapped=True)["lr_scheduler"]
+    if not hasattr(schedule, "base_lrs"):  # of DeepSpeed
+        schedule.load_state_dict(saved)
+        return
+    schedule.last_epoch, schedule._step_count = saved["last_epoch"], saved["_step_count"]
+    factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
+    schedule._last_lr = [rate * factor for rate, factor in zip(schedule.base_lrs, factors, strict=True)]
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -306,7 +365,7 @@ def to_universal(checkpoint: Path, out: Path) -> None:
             when loaded.
     """
     _check_whole_layers(checkpoint)
-    if zero_stage(checkpoint) == 0:
+    if zero_stage(checkpoint) == 0 and not _is_sharded(checkpoint):
         raise CheckpointError(
             f"{checkpoint} was written with ZeRO-0, and only checkpoints of ZeRO-1, 2 and 3 can be converted: use one "
             f"of these stages"
@@ -360,6 +419,12 @@ def zero_stage(checkpoint: Path) -> int:
         states = load(file, mapped=True)
         return int(states["optimizer_state_dict"].get("zero_stage", 0))
     return 0
+
+
+def _is_sharded(checkpoint: Path) -> bool:
+    """Return whether the states are sharded. With bf16 and fp32 sums, DeepSpeed shards them but names no stage."""
+    files = sorted((checkpoint / TAG).glob("*_optim_states.pt"))[:1]
+    return any(PARAM_SLICE_MAPPINGS in load(file, mapped=True)["optimizer_state_dict"] for file in files)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -136,8 +136,14 @@ def adapter_rate(name: str, parameter: nn.Parameter, training: TrainingConfig) -
     return rate * (training.loraplus_lr_ratio or 1.0) if is_fast else rate
 
 
-def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[str, Any]]:
-    """Group the trained parameters by learning rate and weight decay.
+LARGEST_GROUP = 2**28
+"""Most parameters of a group with ZeRO-1 and ZeRO-2, which copy the gradients of a group before its update, once in
+their own precision and once in fp32. A larger parameter is a group by itself.
+"""
+
+
+def parameter_groups(model: nn.Module, training: TrainingConfig, largest: int | None = None) -> list[dict[str, Any]]:
+    """Group the trained parameters by learning rate and weight decay, at most `largest` of them in a group.
 
     Norms, biases and other vectors have no weight decay. LoRA matrices may have their own learning rates. There are no
     empty groups, because DeepSpeed cannot partition them. Experts that ranks divide among them have groups of their
@@ -150,9 +156,23 @@ def parameter_groups(model: nn.Module, training: TrainingConfig) -> list[dict[st
             decay = training.weight_decay if is_matrix(parameter) else 0.0
             groups.setdefault((rate, decay, getattr(parameter, "group_name", None)), []).append(parameter)
     return [
-        {"params": chosen, "lr": rate, "weight_decay": decay} | ({"moe": True, "name": ranks} if ranks else {})
+        {"params": part, "lr": rate, "weight_decay": decay} | ({"moe": True, "name": ranks} if ranks else {})
         for (rate, decay, ranks), chosen in groups.items()
+        for part in ([chosen] if largest is None else runs_of(chosen, largest))
     ]
+
+
+def runs_of(parameters: Sequence[nn.Parameter], largest: int) -> list[list[nn.Parameter]]:
+    """Split parameters, in order, into runs of at most `largest` numbers; a larger parameter is a run by itself."""
+    runs: list[list[nn.Parameter]] = []
+    room = 0
+    for parameter in parameters:
+        if parameter.numel() > room:
+            runs.append([])
+            room = largest
+        runs[-1].append(parameter)
+        room -= parameter.numel()
+    return runs
 
 
 class Lion(Optimizer):
@@ -241,6 +261,10 @@ class Place:
     experts_over: ProcessGroup | None = None
     """The ranks that divide experts among them, if any do."""
 
+    def groups(self, model: nn.Module, training: TrainingConfig) -> list[dict[str, Any]]:
+        """Return `parameter_groups`, of limited size where ZeRO copies the gradients of a group."""
+        return parameter_groups(model, training, LARGEST_GROUP if self.stage in (1, 2) else None)
+
     def kind(self, optimizer: type[Optimizer]) -> type[Optimizer]:
         """Return the optimizer's class. With ZeRO stage 0, it skips updates with a non-finite gradient."""
         return finite_only(optimizer, self.experts_over) if self.stage == 0 else optimizer
@@ -252,7 +276,7 @@ def make_optimizer(model: nn.Module, training: TrainingConfig, place: Place) -> 
 
 
 def _adamw(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
-    groups = parameter_groups(model, training)
+    groups = place.groups(model, training)
     settings: dict[str, Any] = {
         "lr": training.learning_rate,
         "betas": (training.adam_beta1, training.adam_beta2),
@@ -277,11 +301,11 @@ def _adamw_8bit(model: nn.Module, training: TrainingConfig, place: Place) -> Opt
         raise ConfigError(Fault(where, problem, "pip install bitsandbytes, or use adamw", "not_installed")) from error
     betas = (training.adam_beta1, training.adam_beta2)
     kind = place.kind(AdamW8bit)
-    return kind(parameter_groups(model, training), lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
+    return kind(place.groups(model, training), lr=training.learning_rate, betas=betas, eps=training.adam_epsilon)  # pyright: ignore[reportCallIssue]
 
 
 def _lion(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
-    groups, betas = parameter_groups(model, training), (training.adam_beta1, training.adam_beta2)
+    groups, betas = place.groups(model, training), (training.adam_beta1, training.adam_beta2)
     if place.offloaded:
         from deepspeed.ops.lion import DeepSpeedCPULion
 
@@ -290,7 +314,7 @@ def _lion(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer
 
 
 def _adagrad(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer:
-    groups = parameter_groups(model, training)
+    groups = place.groups(model, training)
     settings: dict[str, Any] = {"lr": training.learning_rate, "eps": training.adam_epsilon}
     if place.offloaded:
         from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
@@ -305,7 +329,7 @@ def _muon(model: nn.Module, training: TrainingConfig, place: Place) -> Optimizer
         id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters() if is_hidden(parameter)
     }
     groups = []
-    for group in parameter_groups(model, training):
+    for group in place.groups(model, training):
         for hidden in (True, False):
             if chosen := [parameter for parameter in group["params"] if (id(parameter) in matrices) == hidden]:
                 groups.append(group | {"params": chosen, "hidden": hidden})

@@ -20,8 +20,16 @@ from roll.backend import Rank
 from roll.config.schema.foreign_names import DEEPSPEED_SCHEDULES, REMOVED_OPTIMIZERS
 from roll.config.schema.model import TrainingConfig
 from roll.errors import ConfigError
+from roll.training.deepspeed import setup
 from roll.training.deepspeed.checks import BY_METRIC, NEEDED, SCHEDULES
-from roll.training.deepspeed.setup import OPTIMIZERS, Place, make_optimizer, make_schedule, parameter_groups
+from roll.training.deepspeed.setup import (
+    OPTIMIZERS,
+    Place,
+    make_optimizer,
+    make_schedule,
+    parameter_groups,
+    runs_of,
+)
 from tests import limits
 
 RANK = Rank("actor_train", 0, 1, "127.0.0.1", 0, "cpu", limits.START)
@@ -66,6 +74,25 @@ def test_biases_are_not_decayed_and_adapter_rates_differ() -> None:
     with_own = arguments(learning_rate=1.0, weight_decay=0.1, lora_learning_rate=0.0)
     expected = {(1.0, 0.1): matrices - {"lora_A.weight"}, (1.0, 0.0): {"dense.bias"}, (0.0, 0.1): {"lora_A.weight"}}
     assert grouped(Model(), with_own) == expected
+
+
+@pytest.mark.parametrize("sizes", [[3, 1, 2, 9, 1, 1], [4], [5, 5], [1] * 9, []])
+def test_groups_hold_few_numbers_or_one_parameter(sizes: list[int]) -> None:
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    runs = runs_of(parameters, 4)
+    assert [id(each) for run in runs for each in run] == [id(each) for each in parameters]
+    held = [sum(each.numel() for each in run) for run in runs]
+    assert all(size <= 4 or len(run) == 1 for size, run in zip(held, runs, strict=True))
+    assert all(size + run[0].numel() > 4 for size, run in zip(held, runs[1:], strict=False)), "no run could be longer"
+
+
+@pytest.mark.parametrize(("stage", "count"), [(0, 1), (1, 3), (2, 3), (3, 1)])
+def test_groups_are_split_where_zero_copies_their_gradients(
+    stage: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "LARGEST_GROUP", 12)
+    optimizer = make_optimizer(Model(), arguments(), Place(RANK, stage, offloaded=False))
+    assert len(optimizer.param_groups) == count
 
 
 def expected(name: str, parameter: nn.Parameter, kind: str, steps: int) -> Tensor:
