@@ -126,7 +126,7 @@ def test_rollouts_with_long_tailed_lengths(tmp_path: Path) -> None:
     assert variants["synchronous"]["figures"]["staleness_most"] == 0
     ahead = variants["asynchronous"]
     assert ahead["figures"]["staleness_most"] == 1
-    assert f"{ahead['ratios']['slower_side']:.2f} (at most 1.1)" in finished.stdout
+    assert f"{ahead['ratios']['slower_side']:.2f} (target: 1.1)" in finished.stdout
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"models.log", *variants, "saturated"}
 
 
