@@ -188,7 +188,7 @@ def _check_groups(engine: Any, folder: Path) -> None:
     """Raise CheckpointError if the checkpoint has other groups of parameters than the run, which DeepSpeed would not
     notice.
     """
-    (file,) = (folder / TAG).glob(f"*zero_pp_rank_{engine.global_rank}_mp_rank_*_optim_states.pt")
+    file = Path(engine._get_zero_ckpt_name(str(folder), TAG))
     written = load(file, mapped=True)["optimizer_state_dict"][PARAM_SLICE_MAPPINGS]
     own = engine.optimizer._param_slice_mappings
     if [sorted(group) for group in written] != [sorted(group) for group in own]:
