@@ -311,15 +311,15 @@ class Roles:
     async def start(self) -> DeviceSharing:
         """Start every requested group that is not running. The first failure cancels the other starts.
 
-        Among groups that share devices, engines that reserve a fraction of the memory start first and one after the
-        other, because they measure what is free. Groups that take turns on the devices are offloaded before the next
-        one starts.
+        Among groups that share devices, engines start first and one after the other, except for those that do not
+        measure the free memory. Groups that take turns on the devices are offloaded before the next one starts.
         """
         # Its weights are synced before the next generation.
         await self._sharing.make_room(self._starts, discard=("actor_infer",))
         roles = model_roles(self._config)
-        measuring = [name for name in roles if measures_memory(roles[name].strategy_args.traits)]
-        waiting = lines(list(self._starts), neighbours(self._plan.roles), measuring, self._plan.turns)
+        turns = self._plan.turns
+        first = [name for name in roles if starts_first(roles[name].strategy_args.traits, name in turns)]
+        waiting = lines(list(self._starts), neighbours(self._plan.roles), first, turns)
         tasks = [asyncio.ensure_future(self._start_line(line)) for line in waiting]
         try:
             await asyncio.gather(*tasks)
@@ -383,9 +383,9 @@ def answering(traits: BackendTraits) -> Callable[[int], Awaitable[None]] | None:
     return None if servers is None else lambda engine: until_healthy(servers[engine])
 
 
-def measures_memory(traits: BackendTraits) -> bool:
-    """Return whether a role measures the free memory of its devices when it starts."""
-    return isinstance(traits.memory, EngineMemory) and traits.memory.cache is None
+def starts_first(traits: BackendTraits, takes_turns: bool) -> bool:
+    """Return whether a role is an engine that measures the free memory when it starts, or one that takes turns."""
+    return isinstance(traits.memory, EngineMemory) and (traits.memory.cache is None or takes_turns)
 
 
 def aggregation(config: Config) -> str:
