@@ -342,8 +342,7 @@ def _regrouped(folder: Path, count: int) -> Iterator[Path]:
 
 def _continue_schedule(schedule: Any, folder: Path) -> None:
     """Continue a schedule where it was, with the rates of the run's own groups."""
-    (file,) = (folder / UNIVERSAL).glob("*mp_rank_00_model_states.pt")
-    saved = load(file, mapped=True)["lr_scheduler"]
+    saved = load(folder / UNIVERSAL / "mp_rank_00_model_states.pt", mapped=True)["lr_scheduler"]
     if not hasattr(schedule, "base_lrs"):  # of DeepSpeed
         schedule.load_state_dict(saved)
         return
