@@ -185,9 +185,7 @@ def load_states(engine: Any, folder: Path, world_size: int, strict: bool, diviso
 
 
 def _check_groups(engine: Any, folder: Path) -> None:
-    """Raise CheckpointError if the checkpoint has other groups of parameters than the run, which DeepSpeed would not
-    notice.
-    """
+    """Raise CheckpointError if the checkpoint has other groups of parameters than the run."""
     file = Path(engine._get_zero_ckpt_name(str(folder), TAG))
     written = load(file, mapped=True)["optimizer_state_dict"][PARAM_SLICE_MAPPINGS]
     own = engine.optimizer._param_slice_mappings
