@@ -1,6 +1,6 @@
 """Runs a coroutine to completion, even if the calling thread is inside an event loop, as in a notebook.
 
-Cancels work when a concurrent check fails.
+Cancels work when a concurrent check fails. Finishes work whose caller is cancelled.
 """
 
 from __future__ import annotations
@@ -43,6 +43,27 @@ def run_in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     except RuntimeError:
         return asyncio.run(work())
     return _Elsewhere(work).result()
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Wait until the work has ended and return its result. A cancellation meanwhile is raised by the next `await`.
+
+    For a start or an end that leaves something behind when it is cancelled. asyncio kills the process that it is
+    starting, but nothing that this process has started, and may then wait forever.
+    """
+    caller, working, cancelled = asyncio.current_task(), asyncio.ensure_future(work), False
+    assert caller is not None, "a coroutine runs in a task"
+    try:
+        while not working.done():
+            try:
+                await asyncio.wait({working})
+            except asyncio.CancelledError:
+                cancelled = True
+        return working.result()
+    finally:
+        if cancelled:
+            caller.uncancel()  # a surrounding `asyncio.timeout` counts
+            caller.cancel()
 
 
 async def in_own_thread(work: Callable[[], T]) -> T:

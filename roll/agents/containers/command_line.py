@@ -31,6 +31,7 @@ from roll.agents.containers.container import (
 )
 from roll.agents.containers.layout import BadImage
 from roll.rewards.sandbox.inside.commands import LINK, OPEN_FILES
+from roll.system.event_loop import uninterrupted
 from roll.system.own_folder import LOCK, LockHeld, holding_lock, remove_ownerless, try_lock
 from roll.system.sizes import MIB
 
@@ -62,13 +63,18 @@ class _Said(NamedTuple):
         return self.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:500]
 
 
+async def _process(words: Sequence[str]) -> asyncio.subprocess.Process:
+    """Start a program with three pipes."""
+    pipe = subprocess.PIPE
+    starting = asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe, limit=MIB)
+    return await uninterrupted(starting)
+
+
 async def _called(
     words: Sequence[str], given: bytes = b"", seconds: float = CALL_SECONDS, most: int = MOST_OUTPUT
 ) -> _Said:
     """Run a program, and keep the first `most` bytes of each of its outputs. It is killed after `seconds`."""
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, limit=MIB
-    )
+    process = await _process(words)
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     kept, totals = [bytearray(), bytearray()], [0, 0]
 
@@ -168,13 +174,8 @@ class CommandLineContainer:
         limits += ["--ulimit", f"fsize={bounds.disk_mib * MIB}:{bounds.disk_mib * MIB}"]
         limits += ["--ulimit", f"nofile={OPEN_FILES}:{OPEN_FILES}"]
         limits += ["--security-opt", "no-new-privileges", "--cap-drop", "NET_RAW"]
-        process = await asyncio.create_subprocess_exec(
-            *(engine, "run", "-i", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={owner}"),
-            *(*network, *limits, "--entrypoint", "sh", image, *FIRST),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        words = [engine, "run", "-i", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={owner}"]
+        process = await _process([*words, *network, *limits, "--entrypoint", "sh", image, *FIRST])
         container = cls(engine, name, process)
         try:
             assert process.stdin is not None and process.stdout is not None
@@ -256,6 +257,9 @@ class CommandLineContainer:
         if self._closed:
             return
         self._closed = True
+        await uninterrupted(self._remove())
+
+    async def _remove(self) -> None:
         await _called([self._engine, "kill", self._name])  # `rm` alone waits 10 s for it to end by itself
         await _called([self._engine, "rm", "-f", self._name])
         if self._process.returncode is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from roll.system.event_loop import uninterrupted
 from roll.system.orphans import end_marked, is_stopped
 from roll.system.tree import LOOK_EVERY, STOPPED_LOOKS, TreeBounds
 
@@ -95,7 +96,7 @@ async def run_agent(
     ends, alive = os.pipe()
     mark = secrets.token_hex(16)
     try:
-        process = await _started(command, {**environment, MARK: mark}, bounds, ends)
+        process = await uninterrupted(_started(command, {**environment, MARK: mark}, bounds, ends))
         telling = asyncio.create_task(_write(process, json.dumps(dict(row), default=str).encode()))
         try:
             return await _run(process)
@@ -103,7 +104,7 @@ async def run_agent(
             telling.cancel()
             os.close(alive)
             alive = -1
-            await _ended(process, mark)
+            await uninterrupted(_all_ended(process, mark))
     finally:
         os.close(ends)
         if alive >= 0:
@@ -174,21 +175,8 @@ async def _output(process: asyncio.subprocess.Process) -> AgentEnd:
     return AgentEnd(status, kept.decode(errors="replace").strip()[-KEPT_CHARACTERS:])
 
 
-async def _ended(process: asyncio.subprocess.Process, mark: str) -> None:
-    """Wait for the supervisor, which kills all its processes once its pipe is closed, even if cancelled."""
-    waiting = asyncio.create_task(_all_ended(process, mark))
-    cancelled: asyncio.CancelledError | None = None
-    while not waiting.done():
-        try:
-            await asyncio.shield(waiting)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-
-
 async def _all_ended(process: asyncio.subprocess.Process, mark: str) -> None:
-    """Wait for the supervisor. If it was killed, is stopped or is late, kill it and all that it started."""
+    """Wait for the supervisor, which kills its processes once its pipe is closed. If it is lost or late, kill them."""
     if (process.returncode or 0) >= 0 and not is_stopped(process.pid):
         await _drained(process)
     if process.returncode is None or process.returncode < 0:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from examples.tiny.make_image import PROGRAMS, layer, program_files
@@ -105,3 +106,32 @@ def test_an_unknown_name_is_refused(engine: str) -> None:
     with pytest.raises(BadImage) as caught:
         Containers(ContainerSettings("localhost/no-such-image:1", engine=engine)).prepare()  # type: ignore[arg-type]
     assert caught.value.code == "not_found"
+
+
+@pytest.mark.parametrize("turns_of_loop", [*range(10), None])
+def test_a_cancelled_start_removes_its_container(turns_of_loop: int | None, tmp_path: Path) -> None:
+    """The engine here is a script that notes what it is asked to do."""
+    engine, asked = tmp_path / "engine", tmp_path / "asked"
+    engine.write_text(f'#!/bin/sh\necho "$1" >> {asked}\n[ "$1" != run ] || exec sleep 1000000\n')
+    engine.chmod(0o755)
+    asked.touch()
+
+    before = set(psutil.Process().children())
+
+    def runs() -> bool:
+        return "run" in asked.read_text()
+
+    async def work() -> None:
+        starting = asyncio.create_task(CommandLineContainer.start(str(engine), NAME, BOUNDS, tmp_path))
+        if turns_of_loop is None:
+            await limits.comes_true(runs, "a container is started")
+        for _ in range(turns_of_loop or 0):
+            await asyncio.sleep(0)
+        if set(psutil.Process().children()) - before:
+            limits.until(runs, "a container is started")
+        starting.cancel()
+        await asyncio.wait({starting}, timeout=limits.CALL)
+        assert starting.cancelled()
+
+    asyncio.run(work())
+    assert asked.read_text().split() in ([], ["run", "kill", "rm"]) and set(psutil.Process().children()) <= before

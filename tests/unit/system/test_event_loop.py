@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from roll.system.event_loop import in_own_thread, run_in_loop
+from roll.system.event_loop import in_own_thread, run_in_loop, uninterrupted
 from tests import limits
 
 
@@ -133,3 +133,55 @@ def test_blocked_own_thread_does_not_delay_the_end() -> None:
         assert any(thread.daemon for thread in threading.enumerate()), "it is still blocked"
     finally:
         free.set()
+
+
+@pytest.mark.parametrize("cancellations", [0, 1, 2])
+@pytest.mark.parametrize("fails", [False, True])
+def test_uninterrupted_work_ends_before_its_caller(cancellations: int, fails: bool) -> None:
+    course = list[str]()
+
+    async def work() -> str:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        course.append("worked")
+        if fails:
+            raise OSError("the cause")
+        return "result"
+
+    async def calls() -> None:
+        try:
+            course.append(await uninterrupted(work()))
+        except OSError as error:
+            course.append(str(error))
+        await asyncio.sleep(0)
+        course.append("not cancelled")
+
+    async def cancels() -> None:
+        calling = asyncio.create_task(calls())
+        for _ in range(cancellations):
+            await asyncio.sleep(0)
+            calling.cancel()
+        await asyncio.wait({calling}, timeout=limits.CALL)
+        assert calling.cancelled() == (cancellations > 0)
+
+    asyncio.run(cancels())
+    assert course == ["worked", "the cause" if fails else "result", *["not cancelled"] * (cancellations == 0)]
+
+
+def test_a_timeout_of_uninterrupted_work_is_a_timeout() -> None:
+    course = list[str]()
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        course.append("worked")
+
+    async def late() -> None:
+        async with asyncio.timeout(limits.NONE):
+            await uninterrupted(work())
+            course.append("went on")
+            await asyncio.sleep(limits.CALL)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(late())
+    assert course == ["worked", "went on"]
