@@ -17,7 +17,7 @@ from roll.errors import ConfigError, Fault
 from roll.models.prints import difference, model_print
 from roll.ray.group import WorkerGroup
 from roll.ray.host_folders import hosts_without
-from roll.runs.role_models import model_path
+from roll.runs.model_paths import model_path
 
 LOG = logging.getLogger(__name__)
 

@@ -1,5 +1,4 @@
-"""Properties of a role's model, known before it is loaded: its location, vocabulary and shape, and the FLOPs of
-training.
+"""Properties of a role's model, known before it is loaded: its vocabulary and shape, and the FLOPs of training.
 
 Checks that two models have the same vocabulary.
 
@@ -9,9 +8,8 @@ Sampling parameters of a role.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from hashlib import sha256
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,16 +19,14 @@ from roll.config.plan.memory import trained_by_adapter
 from roll.config.schema.model import GeneratingConfig, ModelConfig
 from roll.config.schema.offline import OfflineConfig
 from roll.config.schema.pipelines import Config
-from roll.config.schema.roles import ExperimentConfig, RoleConfig
+from roll.config.schema.roles import RoleConfig
 from roll.data.chat import NO_END, EndOfTurn
 from roll.data.tables import EMBEDDING_REMEDY
 from roll.errors import DataError, Fault
 from roll.models.flops import TrainingFlops
 from roll.models.load import load_tokenizer
 from roll.models.value import load_scores
-from roll.stores.address import is_address
-from roll.stores.models import local_model, pinned_model
-from roll.stores.store import StoreError
+from roll.runs.model_paths import model_path
 from roll.types import Sampling
 
 
@@ -92,36 +88,6 @@ def check_same_vocabulary(ours: PreTrainedTokenizerBase, other: PreTrainedTokeni
 def vocabulary_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a text that is the same for tokenizers that map the same tokens to the same ids, and only for them."""
     return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
-
-
-def model_name(config: ExperimentConfig, model_args: ModelConfig) -> str:
-    """Return the Hub name, absolute folder, or address with its version, of a role's model, for its workers: they may
-    have another working directory, and be on other hosts.
-
-    Raises:
-        DataError: the model's store cannot be used.
-    """
-    name = model_args.model_name_or_path or config.pretrain
-    if is_address(name):
-        return _of_store(pinned_model, name, model_args)
-    return str(Path(name).absolute()) if Path(name).exists() else name
-
-
-def model_path(config: ExperimentConfig, model_args: ModelConfig) -> str:
-    """Return the Hub name, or the absolute folder on this host, of a role's model. Downloads one from a store.
-
-    Raises:
-        DataError: the model's store cannot be used.
-    """
-    return _of_store(local_model, model_name(config, model_args), model_args)
-
-
-def _of_store(find: Callable[[str], str], name: str, model_args: ModelConfig) -> str:
-    try:
-        return find(name)
-    except StoreError as error:
-        place = "model_args.model_name_or_path" if model_args.model_name_or_path else "pretrain"
-        raise DataError(error.fault(place)) from error
 
 
 def check_same_tokens(config: Config, ours: ModelConfig, other: ModelConfig, role: str) -> None:

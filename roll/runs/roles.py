@@ -54,7 +54,8 @@ from roll.rewards.judges.chat_api import ApiChat, ApiModel
 from roll.rewards.judges.reward_models import ApiJudge, ApiSettings, JudgeEngines, ScorerEngines
 from roll.rewards.reward_workers import ModelReward, Rewards, RewardSettings, RewardWorker
 from roll.runs.early_processes import new_group
-from roll.runs.role_models import model_name, model_path, model_shape, training_flops
+from roll.runs.model_paths import model_name, model_path
+from roll.runs.role_models import model_shape, training_flops
 from roll.system.own_folder import remove_ownerless
 from roll.training.actor_train import ActorTrain, Critic, Reference, Teacher, TrainShape
 

@@ -16,7 +16,7 @@ from roll.data.chat import EndOfTurn
 from roll.data.pictures import Sight, load_sight
 from roll.errors import ConfigError, DataError, Fault
 from roll.models.load import load_tokenizer
-from roll.runs.role_models import model_path
+from roll.runs.model_paths import model_path
 
 
 def sight_of(

@@ -32,7 +32,7 @@ from roll.models.student import (
 )
 from roll.rollout.batch import Experience
 from roll.runs.device_phases import DevicePhases
-from roll.runs.role_models import model_name, model_path
+from roll.runs.model_paths import model_name, model_path
 from roll.types import Floats, RolloutGroup, Sequences
 
 

@@ -42,10 +42,11 @@ from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases, untimed
 from roll.runs.interrupt import Interrupt
 from roll.runs.meter import meter_of
+from roll.runs.model_paths import model_path
 from roll.runs.offline import loop as offline
 from roll.runs.offline.batches import Ask, Batches, MakeBatch, Models, given_batch, mismatched
 from roll.runs.position import Epochs, Position
-from roll.runs.role_models import check_same_tokens, embedding_rows, model_path
+from roll.runs.role_models import check_same_tokens, embedding_rows
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
 from roll.runs.seeing import sight_of

@@ -17,6 +17,7 @@ from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
 from roll.rollout.group import GroupSampler
 from roll.runs.device_phases import DevicePhases
+from roll.runs.model_paths import model_path
 from roll.runs.notices import held_out_watches
 from roll.runs.rlvr.partners import FixedPartners, prepare_partners
 from roll.runs.rlvr.playing import Chat, episode_parts, listening
@@ -25,7 +26,6 @@ from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
 from roll.runs.rlvr.validation import Evaluator
 from roll.runs.rlvr.wiring import chat_of, evaluators, held_out_ends, held_out_prompts, in_turn
-from roll.runs.role_models import model_path
 from roll.runs.roles import Roles
 from roll.runs.seeing import sight_of
 from roll.tracking.base import Watch

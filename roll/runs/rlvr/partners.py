@@ -12,8 +12,9 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import PartnerRole
 from roll.data.chat import NO_END, EndOfTurn
 from roll.rewards.judges.chat_api import ApiModel
+from roll.runs.model_paths import model_path
 from roll.runs.rlvr.reward_models import chat_end, conversation_encoder, template_faults, with_chat_model
-from roll.runs.role_models import model_path, model_shape, sampling_of
+from roll.runs.role_models import model_shape, sampling_of
 from roll.runs.roles import Roles
 from roll.types import Sampling
 

@@ -25,6 +25,7 @@ from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
 from roll.runs.meter import meter_of
+from roll.runs.model_paths import model_path
 from roll.runs.notices import training_watches
 from roll.runs.position import Position
 from roll.runs.rlvr.loop import StepMeter
@@ -40,7 +41,7 @@ from roll.runs.rlvr.wiring import (
     shaping,
     training_sampling,
 )
-from roll.runs.role_models import behaviour, embedding_rows, model_path, vocabulary_digest
+from roll.runs.role_models import behaviour, embedding_rows, vocabulary_digest
 from roll.runs.roles import Roles
 from roll.runs.run_context import PreparedRun, RunContext
 from roll.system.ranges import ranges

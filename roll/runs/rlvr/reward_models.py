@@ -51,6 +51,7 @@ from roll.rewards.judges.chat_api import ApiModel, Messages
 from roll.rewards.judges.judge import SCORE_TEMPLATE, Chat, Judge, JudgeTemplate, answer_pattern
 from roll.rewards.judges.reward_models import EncodeMessage, EngineJudge, ScoredTokens, Scorer
 from roll.rewards.reward_workers import ModelReward
+from roll.runs.model_paths import model_path
 from roll.runs.rlvr.seeing_judges import (
     AnsweredEncoder,
     SeeingScorerEncoder,
@@ -58,7 +59,7 @@ from roll.runs.rlvr.seeing_judges import (
     shown_urls,
     trial_picture,
 )
-from roll.runs.role_models import model_path, model_shape, sampling_of
+from roll.runs.role_models import model_shape, sampling_of
 from roll.runs.roles import Roles
 from roll.types import Ints, Prompt, Sampling
 

@@ -77,6 +77,7 @@ from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases
 from roll.runs.interrupt import Interrupt
 from roll.runs.meter import Meter, meter_of
+from roll.runs.model_paths import model_path
 from roll.runs.notices import held_out_watches, training_watches
 from roll.runs.rlvr import loop as rlvr
 from roll.runs.rlvr.engine_sync import Engines, EngineSync
@@ -94,7 +95,6 @@ from roll.runs.role_models import (
     behaviour,
     check_same_tokens,
     embedding_rows,
-    model_path,
     sampling_of,
     vocabulary_digest,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,17 @@ from roll.errors import CheckpointError, ConfigError
 from roll.runs import assemble, ending
 from roll.runs.checkpoint.store import CheckpointStore
 from roll.tracking.jsonl import JsonlTracker
+from tests import limits
 from tests.quiet import quiet_life
+
+
+def test_ray_starts_before_libraries_of_models_are_imported() -> None:
+    """Their imports take seconds, in which the roles' processes start."""
+    program = "import sys, roll.runs.assemble; print({'torch', 'transformers', 'datasets', 'peft'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=limits.PROCESS, check=True
+    )
+    assert done.stdout.strip() == "set()"
 
 
 def test_second_run_in_folder_is_refused_before_writing(tmp_path: Path) -> None:
