@@ -152,21 +152,29 @@ class World:
 
 
 def engine_processes(driver: int) -> list[psutil.Process]:
-    """Wait until a run has engines, and return their worker processes, which are ancestors of vLLM's processes."""
+    """Wait until a run has engines, and return their worker processes."""
     found = list[psutil.Process]()
 
     def looks() -> bool:
-        for child in psutil.Process(driver).children(recursive=True):
-            with suppress(psutil.Error):  # it has ended
-                if "EngineCore" in child.name():
-                    worker = next(parent for parent in child.parents() if parent.name().startswith("ray::"))
-                    found.extend([] if worker in found else [worker])
+        found[:] = present_engines(driver)
         return bool(found)
 
     def names() -> list[str]:
         return [child.name() for child in psutil.Process(driver).children(recursive=True)]
 
     limits.until(looks, "an engine has a process of vLLM", found=names)
+    return found
+
+
+def present_engines(driver: int) -> list[psutil.Process]:
+    """Return the worker processes of the engines that run now, which are ancestors of vLLM's processes."""
+    found = list[psutil.Process]()
+    for child in psutil.Process(driver).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if "EngineCore" in child.name():
+                # A process of vLLM outlives its worker for a moment.
+                workers = [parent for parent in child.parents() if parent.name().startswith("ray::")]
+                found += [worker for worker in workers[:1] if worker not in found]
     return found
 
 

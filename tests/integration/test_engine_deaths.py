@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests import limits
-from tests.integration.conftest import World, engine_processes
+from tests.integration.conftest import World, engine_processes, present_engines
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
 SHARED_MEMORY = Path("/dev/shm")
@@ -164,7 +164,7 @@ def test_engine_dying_repeatedly_ends_run_with_cause(world: World, leaves_nothin
 
     def ended() -> bool:
         if process.poll() is None:
-            for engine in engine_processes(process.pid):
+            for engine in present_engines(process.pid):
                 if engine.pid not in killed:
                     killed.add(engine.pid)
                     engine.kill()
