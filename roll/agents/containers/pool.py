@@ -97,7 +97,13 @@ class Containers:
     async def _next(self, name: str) -> Opened:
         """Return a container that was kept ready, if it still runs, or else a new one."""
         while tasks := self._ready[name]:
-            container = await tasks.pop(0)
+            task = tasks.pop(0)
+            try:
+                container = await task
+            except asyncio.CancelledError:
+                if not task.cancelled() and task.exception() is None:  # it started at this moment
+                    await task.result().close()
+                raise
             if container.is_alive:
                 return container
             await container.close()

@@ -244,3 +244,18 @@ def test_a_warm_container_that_died_is_replaced(image: Path, cache: Path) -> Non
 
     asyncio.run(use())
     assert not [pid for pid in descendants(os.getpid()) if b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_container_that_starts_as_its_caller_is_cancelled_is_closed(image: Path, cache: Path) -> None:
+    async def use() -> None:
+        pool = Containers(ContainerSettings(str(image), bounds=BOUNDS, cache=str(cache)))
+        await (await pool.open()).close()
+        [warm] = pool._ready[str(image)]
+        warm.add_done_callback(lambda _: opening.cancel())  # before the caller learns of the container
+        opening = asyncio.create_task(pool.open())
+        await asyncio.wait({opening}, timeout=limits.CALL)
+        assert opening.cancelled() and not (await warm).is_alive
+        await pool.close()
+
+    asyncio.run(use())
+    assert not [pid for pid in descendants(os.getpid()) if b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes()]
