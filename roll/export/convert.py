@@ -25,8 +25,9 @@ from roll.data.chat import ends_of
 from roll.errors import CheckpointError, DataError
 from roll.export.source import CheckpointSource
 from roll.models.export import copy_processor, write_adapter_folder, write_model
-from roll.models.load import DTYPES, add_lora, load_causal_model, load_seeing_model, load_tokenizer, unreadable
+from roll.models.load import DTYPES, add_lora, load_causal_model, load_seeing_model, load_tokenizer
 from roll.models.pictures import sees
+from roll.models.weight_files import unreadable
 from roll.models.weights import WeightView
 from roll.runs.checkpoint.manifest import LOOP_FILE, LoopState, seal
 from roll.tracking.card import CARD, model_card

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from roll.errors import BadInput, ConfigError, Fault
-from roll.models.load import DTYPES, load_tokenizer, unreadable
+from roll.models.load import DTYPES, load_tokenizer
+from roll.models.weight_files import unreadable
 from roll.system.own_folder import new_folder
 
 

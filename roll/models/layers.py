@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from roll.errors import ConfigError, Fault
-from roll.models.pictures import is_of_vision
+from roll.models.vision_names import is_of_vision
 
 
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:

@@ -8,16 +8,14 @@ Checks whether a `PackedModel` returns the same outputs for packed sequences as 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -42,12 +40,11 @@ from roll.models.logits import final_logits, unknown_key
 from roll.models.lora_variants import start_from_singular_values
 from roll.models.packed import LogProbHead, PackedPolicy
 from roll.models.picture_spans import PictureSpans, with_pictures
-from roll.models.pictures import blind, freeze_vision, is_of_vision, text_targets
+from roll.models.pictures import blind, freeze_vision, text_targets
 from roll.models.sequence_parallel import ATTENTION, Attention, over_ranks
 from roll.models.tower_attention import use_tower_attention
+from roll.models.weight_files import ALL_LINEAR, check_targets, unreadable
 
-ALL_LINEAR = ["all-linear"]
-"""The names in a `lora_target` that adapts all linear layers."""
 OWN_ATTENTION = "it has its own attention code, which does not support packed sequences"
 
 
@@ -168,55 +165,6 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # the library tokenizers raises nothing more precise, and a file in Python anything
         raise DataError(unreadable(path, "tokenizer", error)) from error
-
-
-def check_readable(path: str, lora_target: str | None = None) -> None:
-    """Read the headers of a local model's weight files, to find broken files and layers that an adapter lacks before
-    anything starts. Do nothing for a Hub name.
-
-    Raises:
-        DataError: a file is missing or cannot be read.
-        ConfigError: a name in `lora_target` matches no matrix of the safetensors files.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return
-    files = sorted(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    try:
-        if index.exists():
-            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        if not files and not list(folder.glob("*.bin")):
-            problem = f"the model '{path}' cannot be read: it holds no weights (*.safetensors)"
-            remedy = (
-                f"give a folder with weights, or create random ones: python -m roll.models.initialise {path} OUT, "
-                f"and set pretrain=OUT"
-            )
-            raise DataError(Fault("pretrain", problem, remedy, "unreadable"))
-        matrices = [name for file in files for name in _matrices(file)]
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise DataError(unreadable(path, "model", error)) from error
-    if matrices and lora_target is not None:
-        _check_targets(lora_target, [name for name in matrices if not is_of_vision(name)])
-
-
-def _matrices(file: Path) -> list[str]:
-    """Return the names of the layers with a matrix in a safetensors file."""
-    with safe_open(file, "pt") as opened:
-        stored = opened.keys()
-        names = [name for name in stored if name.endswith(".weight")]
-        return [name.removesuffix(".weight") for name in names if len(opened.get_slice(name).get_shape()) == 2]
-
-
-def _check_targets(lora_target: str, layers: Sequence[str]) -> None:
-    """Raise ConfigError if a name in `lora_target` is the end of the name of none of the layers."""
-    targets = [name.strip() for name in lora_target.split(",")]
-    lost = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in layers)]
-    if lost and targets != ALL_LINEAR:
-        known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
-        problem = f"the model has no linear layer named {' or '.join(lost)} that can be adapted"
-        remedy = f"use all-linear, or names of this list: {known}"
-        raise ConfigError(Fault("model_args.lora_target", problem, remedy, "unknown_name"))
 
 
 def load_causal_model(path: str, model_args: ModelConfig, packed: bool = True) -> PreTrainedModel:
@@ -367,7 +315,7 @@ def add_lora(model: PreTrainedModel, model_args: ModelConfig, seed: int) -> Peft
     if has_known_tower(model.config.model_type):
         chosen = text_targets(model, None if targets == ALL_LINEAR else targets)
     linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
-    _check_targets(model_args.lora_target, linear)
+    check_targets(model_args.lora_target, linear)
     if model_args.quantized_base:
         from roll.models.quantized import quantize_layers
 
@@ -417,14 +365,3 @@ def _sees(path: str, model_args: ModelConfig) -> bool:
 def _seeing(path: str) -> Fault:
     problem = f"the model '{path}' sees pictures, and teachers and students are models of text alone"
     return Fault("pretrain", problem, "use a model of text alone", "unfit")
-
-
-def unreadable(path: str, what: str, error: Exception) -> Fault:
-    """Return the fault of a model or tokenizer that cannot be loaded."""
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    where = "" if Path(path).exists() else " (there is no such folder here, and it could not be loaded from the Hub)"
-    problem = f"the {what} '{path}' cannot be read{where}: {first_line}"
-    remedy = "set it to the folder or Hub name of a causal language model"
-    if "trust_remote_code" in str(error):
-        remedy = "set model_args.trust_remote_code to true in each role with this model, if you trust its Python code"
-    return Fault("pretrain", problem, remedy, "unreadable")

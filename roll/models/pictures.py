@@ -22,12 +22,9 @@ from roll.config.derived.model_shape import PATCHED, SQUARE, has_known_tower
 from roll.config.schema.model import FrozenVision
 from roll.errors import ConfigError, Fault
 from roll.models.picture_spans import PictureSpans, picture_spans
+from roll.models.vision_names import PROJECTOR_NAMES, is_of_vision
 from roll.types import Pictures, Sequences
 
-TOWERS = ("visual", "vision_model", "vision_tower")
-"""Names of the vision tower within the base model of transformers."""
-PROJECTOR_NAMES = ("connector", "multi_modal_projector")
-"""Names of the projector where it is no part of the tower."""
 PROJECTORS = re.compile(rf"(^|\.)(visual\.(merger|deepstack_merger_list)|{'|'.join(PROJECTOR_NAMES)})\.")
 """In the names of parameters: the projector into the text model."""
 GREY = 0.5
@@ -89,11 +86,6 @@ def blind(model: PreTrainedModel) -> None:
 def sees(model: PreTrainedModel) -> bool:
     """Return whether a model has a tower that `PictureTower` runs, and was loaded to see pictures."""
     return has_known_tower(model.config.model_type) and not getattr(model, IS_BLIND, False)
-
-
-def is_of_vision(name: str) -> bool:
-    """Return whether a module or a parameter of this name belongs to a vision tower or its projector."""
-    return any(part in (*TOWERS, *PROJECTOR_NAMES) for part in name.split("."))
 
 
 def vision_parameters(causal: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:

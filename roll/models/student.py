@@ -39,9 +39,10 @@ from roll.algorithms.divergence import Divergence
 from roll.config.plan.memory import head_tokens
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
-from roll.models.load import DTYPES, load_policy, unreadable
+from roll.models.load import DTYPES, load_policy
 from roll.models.logits import AS_THEY_ARE, FinalLogits, final_logits
 from roll.models.packed import PackedInputs, PackedModel, PackedPolicy, add_product, logits_of
+from roll.models.weight_files import unreadable
 from roll.stores.models import local_model
 
 EXACT = 1 << 24

@@ -15,10 +15,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from roll.config.derived.model_shape import is_seeing_hybrid, sees_pictures
 from roll.config.schema.model import ModelConfig
 from roll.errors import DataError, Fault
-from roll.models.load import DTYPES, add_lora, load_tokenizer, pretrained, unreadable
+from roll.models.load import DTYPES, add_lora, load_tokenizer, pretrained
 from roll.models.packed import PackedInputs, PackedModel
 from roll.models.pictures import freeze_vision, sees
 from roll.models.seeing_classifiers import register
+from roll.models.weight_files import unreadable
 from roll.types import Bools, Ints
 
 HEAD = "score"

@@ -1,4 +1,5 @@
-"""What a dry run tries besides its plan: the first rows of the data files, environments, tools and agents.
+"""What a dry run tries besides its plan: the headers of the weight files, the first rows of the data files,
+environments, tools and agents.
 
 It imports neither torch nor transformers, and reads only the beginning of each file. A run checks every row before it
 starts, also by the tokenizer and by the user's own rewards.
@@ -16,6 +17,7 @@ from typing import Any
 from roll.agents.environments.base import Observation
 from roll.config.derived.batch import has_pairs, learner
 from roll.config.derived.fixed_roles import model_reward
+from roll.config.derived.placement import model_roles
 from roll.config.load.on_disk import check_disk, held_out_data
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import DistillConfig, DpoConfig, OfflineConfig
@@ -39,6 +41,7 @@ from roll.data.rows import (
 )
 from roll.data.sources import Source, find_sources
 from roll.errors import BadInput, ConfigError, DataError, Fault
+from roll.models.weight_files import check_readable
 from roll.rewards.base import load_reward, traits_of
 from roll.rewards.verdicts import parts_of
 from roll.runs.rlvr.environment_trial import agent_faults, environments_with_variables, try_environments
@@ -60,8 +63,10 @@ def try_dry_run(config: Config) -> list[str]:
     Raises:
         DataError: a row cannot be used, or a file not be read. The error lists the first fault of each kind and file.
         ConfigError: an environment, a tool or an agent cannot be used.
-        BadInput: both.
+        BadInput: both, or the weight files of a model.
     """
+    if faults := _weight_faults(config):
+        raise BadInput(*faults)
     if isinstance(config, RlvrConfig) and config.replay_from is not None:
         return []  # a replay reads neither rows nor environments
     lines, bad_rows = try_rows(config, data_sets(config))
@@ -72,6 +77,19 @@ def try_dry_run(config: Config) -> list[str]:
     if isinstance(config, RlvrConfig) and config.environments:
         lines.append(f"Environments: {', '.join(config.environments)} can be loaded, with their tools and agents")
     return lines
+
+
+def _weight_faults(config: Config) -> list[Fault]:
+    """Return the faults of weight files on this machine, and of an unknown `lora_target`. A plan needs no weights."""
+    faults = dict[Fault, None]()  # several roles may have the same model
+    for role in model_roles(config).values():
+        folder = Path(role.model_args.model_name_or_path or config.pretrain)
+        if any(folder.glob("*.safetensors")):
+            try:
+                check_readable(str(folder), role.model_args.lora_target)
+            except BadInput as error:
+                faults |= dict.fromkeys(error.faults)
+    return [*faults]
 
 
 def try_rows(config: Config, sets: Mapping[str, DataConfig]) -> tuple[list[str], list[Fault]]:

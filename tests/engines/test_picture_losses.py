@@ -21,7 +21,7 @@ from roll.data.examples import Example, ExampleSequence
 from roll.data.packing import members_of
 from roll.models.load import load_seeing_policy
 from roll.models.packed import packed_inputs, score, scored_only
-from roll.models.pictures import is_of_vision
+from roll.models.vision_names import is_of_vision
 from roll.runs.offline.batches import given_batch
 from roll.training.deepspeed.strategy import loss_inputs
 from tests import limits

@@ -16,7 +16,8 @@ from examples.tiny.make_seeing_model import FAMILIES, write_seeing_model
 from roll.data import packing
 from roll.models.load import load_seeing_policy
 from roll.models.packed import PackedPolicy, packed_inputs
-from roll.models.pictures import PROJECTORS, is_of_vision
+from roll.models.pictures import PROJECTORS
+from roll.models.vision_names import is_of_vision
 from roll.types import TrainBatch
 from tests.engines.ranks import run_ranks
 from tests.engines.seeing import (

@@ -29,8 +29,9 @@ from roll.engines.hf.settings import HfRewardSettings, HfScoreSettings
 from roll.engines.hf.strategy import HfScore
 from roll.models.load import add_lora
 from roll.models.packed import PackedPolicy, packed_inputs
-from roll.models.pictures import freeze_vision, is_of_vision
+from roll.models.pictures import freeze_vision
 from roll.models.value import load_scores
+from roll.models.vision_names import is_of_vision
 from roll.runs.offline.batches import Ask, Models, given_batch, mismatched
 from roll.runs.offline.wiring import dpo_batch, kto_kl, reward_model_batch
 from roll.training.actor_train import merge

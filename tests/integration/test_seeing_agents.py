@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from examples.tiny.make_seeing_model import write_seeing_model
-from roll.models.pictures import is_of_vision
+from roll.models.vision_names import is_of_vision
 from tests.integration.conftest import World
 from tests.tiers import each
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassi
 from examples.tiny.make_seeing_model import write_seeing_model
 from examples.tiny.make_shapes import COLOURS, SHAPES, write_shapes
 from roll.config.derived.model_shape import BOTH_WAYS
-from roll.models.pictures import is_of_vision
+from roll.models.vision_names import is_of_vision
 from tests.integration.conftest import World
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]

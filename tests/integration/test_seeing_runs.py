@@ -22,7 +22,8 @@ from examples.tiny.make_shapes import write_shapes
 from roll.config.derived.model_shape import BOTH_WAYS
 from roll.export.__main__ import main as export
 from roll.models import seeing_classifiers
-from roll.models.pictures import PROJECTORS, is_of_vision
+from roll.models.pictures import PROJECTORS
+from roll.models.vision_names import is_of_vision
 from tests import limits
 from tests.integration.conftest import World
 

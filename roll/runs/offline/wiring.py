@@ -36,8 +36,9 @@ from roll.data.examples import (
     prepare_examples,
 )
 from roll.data.prompts import warn_of_rows
-from roll.models.load import check_readable, load_policy, load_seeing_policy, load_tokenizer
+from roll.models.load import load_policy, load_seeing_policy, load_tokenizer
 from roll.models.value import load_scores, pad_token, scored_token
+from roll.models.weight_files import check_readable
 from roll.runs.checkpointer import OnloadedTrainer
 from roll.runs.device_phases import DevicePhases, untimed
 from roll.runs.interrupt import Interrupt

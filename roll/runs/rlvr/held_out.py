@@ -12,7 +12,8 @@ from roll.config.plan.plan import Plan
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.chat import EndOfTurn
 from roll.data.prompts import Prompts
-from roll.models.load import check_readable, load_tokenizer
+from roll.models.load import load_tokenizer
+from roll.models.weight_files import check_readable
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
 from roll.rollout.group import GroupSampler

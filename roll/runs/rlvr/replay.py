@@ -16,8 +16,8 @@ from roll.config.derived.placement import is_trainer_side, model_roles
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.chat import NO_END, EndOfTurn
 from roll.errors import ConfigError, Fault, RollError
-from roll.models.load import check_readable
 from roll.models.thinking import ResponseTexts
+from roll.models.weight_files import check_readable
 from roll.rollout.filters import everything
 from roll.rollout.kept import FOLDER, KeptRollouts, StepFacts, step_file, steps_in
 from roll.rollout.record import TurnEnds

@@ -59,8 +59,9 @@ from roll.data.renderers.families import chat_renderer
 from roll.data.tables import EMBEDDING_REMEDY
 from roll.engines.actor_infer import ActorInfer
 from roll.errors import DataError, Fault
-from roll.models.load import check_readable, load_policy, load_seeing_policy, load_tokenizer
+from roll.models.load import load_policy, load_seeing_policy, load_tokenizer
 from roll.models.thinking import ResponseTexts
+from roll.models.weight_files import check_readable
 from roll.ray.device_sharing import DeviceSharing
 from roll.registry import imported
 from roll.rewards.passing import Bars

@@ -246,7 +246,7 @@ def test_a_warm_container_that_died_is_replaced(image: Path, cache: Path) -> Non
     assert not [pid for pid in descendants(os.getpid()) if b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_a_container_that_starts_as_its_caller_is_cancelled_is_closed(image: Path, cache: Path) -> None:
+def test_container_that_starts_amid_a_cancellation_is_closed(image: Path, cache: Path) -> None:
     async def use() -> None:
         pool = Containers(ContainerSettings(str(image), bounds=BOUNDS, cache=str(cache)))
         await (await pool.open()).close()

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples.tiny.make_model import write_model
 from roll.errors import ConfigError, DataError
 from roll.models.initialise import initialise
-from roll.models.load import check_readable
+from roll.models.weight_files import check_readable
 from tests import limits
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from roll.config.schema.model import ModelConfig
 from roll.errors import ConfigError, DataError
-from roll.models.load import check_readable, disable_dropout, load_causal_model, load_tokenizer
+from roll.models.load import disable_dropout, load_causal_model, load_tokenizer
+from roll.models.weight_files import check_readable
 from tests.faults import coded
 
 INDEX = "model.safetensors.index.json"
@@ -80,7 +81,15 @@ def test_broken_weights_are_known_from_their_headers(
     assert fault.remedy
 
 
-@pytest.mark.parametrize(("target", "lost"), [("model.layers.", "model.layers."), ("q_proj,query", "query")])
+@pytest.mark.parametrize(
+    ("target", "lost"),
+    [
+        ("model.layers.", "model.layers."),
+        ("q_proj,query", "query"),
+        ("lm_head", "lm_head"),
+        ("embed_tokens,q_proj", "embed_tokens"),
+    ],
+)
 def test_unknown_lora_target_is_known_from_the_headers(folder: Path, target: str, lost: str) -> None:
     for known in ("all-linear", "q_proj", "q_proj, mlp.down_proj", "layers.0.self_attn.o_proj"):
         check_readable(str(folder), known)

@@ -19,7 +19,8 @@ from roll.errors import ConfigError
 from roll.models.layers import decoder_layers
 from roll.models.load import add_lora, load_causal_model, load_policy, load_seeing_policy, restore_frequencies
 from roll.models.packed import packed_inputs
-from roll.models.pictures import PROJECTORS, freeze_vision, is_of_vision, positions, vision_parameters
+from roll.models.pictures import PROJECTORS, freeze_vision, positions, vision_parameters
+from roll.models.vision_names import is_of_vision
 from roll.types import Pictures, Sequences
 from tests.engines.seeing import SHOWN, batch_of
 from tests.faults import assert_fault

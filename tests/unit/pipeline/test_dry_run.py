@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,6 +120,21 @@ def test_dry_run_with_rows_imports_nothing_heavy(tmp_path: Path) -> None:
     )
     assert done.stderr.splitlines()[-1] == "0 set()"
     assert "train.jsonl can be used" in done.stdout
+
+
+def test_weight_files_are_tried_by_their_headers(
+    tried: Callable[..., list[str]], tiny_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    words = (f"pretrain={model}",)
+    assert tried("rlvr", [GOOD], *words, "actor_train.model_args.lora_target='v_proj,o_proj'")
+    (fault,) = faults(tried, "rlvr", [GOOD], *words, "actor_train.model_args.lora_target=v_porj")
+    assert fault.code == "unknown_name" and "v_porj" in fault.problem and "v_proj" in fault.remedy
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    (fault,) = faults(tried, "rlvr", [GOOD], *words)
+    assert fault.place == "pretrain" and fault.code == "unreadable"
+    (model / "model.safetensors").unlink()
+    assert tried("rlvr", [GOOD], *words), "a plan needs no weights"
 
 
 def test_unusable_tool_refuses_the_dry_run(
