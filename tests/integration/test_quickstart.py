@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from examples.tiny.make_model import write_model
 from tests import limits
 from tests.integration.conftest import TINY, World
 from tests.unit.data.public_copies import write_gsm8k, write_ultrafeedback
-from tests.unit.docs.notebooks import RUN_CELLS, SMOLLM2, code_of
+from tests.unit.docs.notebooks import RUN_CELLS, SMOLLM2, code_of, write_stand_ins
 from tests.unit.docs.pages import blocks
 
 pytestmark = [pytest.mark.engines, pytest.mark.full]
@@ -168,14 +167,7 @@ def test_a_student_learns_from_a_teacher_on_gsm8k(solver: World) -> None:
 
 
 def test_the_notebook_of_sums_runs_on_the_cpu(tmp_path: Path, leaves_nothing: Callable[[], None]) -> None:
-    """A tiny model and rows take the places of those that the first cell would fetch and generate."""
-    write_model(tmp_path / "models" / "smollm2-135m", seed=0, agent=True)
-    pairs = [(a, b) for a in range(9) for b in range(9)]
-    rows = [{"prompt": f"{a} + {b} =", "ground_truth": str(a + b), "tag": "chain_sum"} for a, b in pairs]
-    (tmp_path / "data" / "digit_sums").mkdir(parents=True)
-    for name in ("train", "validation", "test"):
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / "data" / "digit_sums" / f"{name}.jsonl").write_text(lines)
+    write_stand_ins(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", RUN_CELLS],
         input=json.dumps(code_of(SMOLLM2)),

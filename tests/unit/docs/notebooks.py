@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from examples.tiny.make_model import write_model
 from roll.config.shipped import examples_folder
 
 TINY = examples_folder() / "tiny" / "tiny.ipynb"
@@ -25,6 +26,17 @@ async def notebook():
 asyncio.run(notebook())
 """
 """A program that runs cells as a notebook's kernel does: in one namespace, inside a running event loop."""
+
+
+def write_stand_ins(folder: Path) -> None:
+    """Write a tiny model and rows in the places of those that the first cell of `SMOLLM2` would fetch and generate."""
+    write_model(folder / "models" / "smollm2-135m", seed=0, agent=True)
+    pairs = [(a, b) for a in range(9) for b in range(9)]
+    rows = [{"prompt": f"{a} + {b} =", "ground_truth": str(a + b), "tag": "chain_sum"} for a, b in pairs]
+    (folder / "data" / "digit_sums").mkdir(parents=True)
+    for name in ("train", "validation", "test"):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "data" / "digit_sums" / f"{name}.jsonl").write_text(lines)
 
 
 def cells(notebook: Path) -> list[dict[str, Any]]:

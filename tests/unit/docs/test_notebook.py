@@ -8,12 +8,13 @@ import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import roll
 from roll.config.shipped import find_experiment
-from tests.unit.docs.notebooks import NOTEBOOKS, SMOLLM2, TINY, cells, code_of
+from tests.unit.docs.notebooks import NOTEBOOKS, SMOLLM2, TINY, cells, code_of, write_stand_ins
 from tests.unit.docs.pages import links
 
 
@@ -40,6 +41,16 @@ def test_it_imports_public_names_alone(file: Path, used: set[str]) -> None:
     imports = [node for text in code_of(file) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     names = {alias.name for node in imports if node.module == "roll" for alias in node.names}
     assert names == used and names <= set(roll.__all__)
+
+
+def test_the_notebook_of_sums_trains_with_its_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train` begins with `load_config` of its arguments, which stands for it here."""
+    monkeypatch.chdir(tmp_path)
+    write_stand_ins(tmp_path)
+    names: dict[str, Any] = {"HAS_GPU": False, "load_config": roll.load_config, "train": roll.load_config}
+    for cell in code_of(SMOLLM2)[1:4]:
+        exec(cell, names)  # noqa: S102
+    assert "last_number" in str(names["trained"].rewards) and names["trained"].max_steps == 2
 
 
 @pytest.mark.parametrize(
