@@ -48,7 +48,8 @@ def two_nodes() -> Iterator[dict[str, str]]:
     try:
         head = [*common, "--head", f"--port={port}", f"--dashboard-port={dashboard}", f"--temp-dir={folder}"]
         address = f"{ray.util.get_node_ip_address()}:{port}"
-        second = [*common, f"--address={address}", f"--node-ip-address={SECOND}"]
+        # With a common folder, the second node would replace the files of a job in which the job runs.
+        second = [*common, f"--address={address}", f"--node-ip-address={SECOND}", f"--temp-dir={folder / '2'}"]
         for words, own in ((head, {"TMPDIR": str(folder)}), (second, {"RAY_worker_niceness": "0"})):
             done = subprocess.run(
                 words, env=os.environ | secret | own, capture_output=True, text=True, timeout=limits.START, check=False
