@@ -1,5 +1,5 @@
 """Reads the headers of a model's weight files, to find broken files and unknown layers. Imports neither torch nor
-transformers: a dry run does the same.
+transformers, for a dry run.
 """
 
 from __future__ import annotations

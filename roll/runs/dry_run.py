@@ -62,15 +62,17 @@ def try_dry_run(config: Config) -> list[str]:
 
     Raises:
         DataError: a row cannot be used, or a file not be read. The error lists the first fault of each kind and file.
-        ConfigError: an environment, a tool or an agent cannot be used.
-        BadInput: both, or the weight files of a model.
+        ConfigError: a weight file, `lora_target`, an environment, a tool or an agent cannot be used.
+        BadInput: both.
     """
-    if faults := _weight_faults(config):
-        raise BadInput(*faults)
+    unfit = _weight_faults(config)
     if isinstance(config, RlvrConfig) and config.replay_from is not None:
+        if unfit:
+            raise ConfigError(*unfit)
         return []  # a replay reads neither rows nor environments
     lines, bad_rows = try_rows(config, data_sets(config))
-    unfit = _environment_faults(config) if isinstance(config, RlvrConfig) and config.environments else []
+    if isinstance(config, RlvrConfig) and config.environments:
+        unfit += _environment_faults(config)
     if bad_rows or unfit:
         kind = BadInput if bad_rows and unfit else DataError if bad_rows else ConfigError
         raise kind(*unfit, *bad_rows)
@@ -80,16 +82,21 @@ def try_dry_run(config: Config) -> list[str]:
 
 
 def _weight_faults(config: Config) -> list[Fault]:
-    """Return the faults of weight files on this machine, and of an unknown `lora_target`. A plan needs no weights."""
-    faults = dict[Fault, None]()  # several roles may have the same model
-    for role in model_roles(config).values():
-        folder = Path(role.model_args.model_name_or_path or config.pretrain)
-        if any(folder.glob("*.safetensors")):
+    """Return the faults of the weight files in the models' folders, and of a `lora_target` that they do not have.
+
+    A folder without weights has none: a plan needs only its config.json.
+    """
+    models = [role.model_args for role in model_roles(config).values()]
+    found = list[Fault]()
+    for model, lora_target in dict.fromkeys(
+        (one.model_name_or_path or config.pretrain, one.lora_target) for one in models
+    ):
+        if any(Path(model).glob("*.safetensors")):
             try:
-                check_readable(str(folder), role.model_args.lora_target)
+                check_readable(model, lora_target)
             except BadInput as error:
-                faults |= dict.fromkeys(error.faults)
-    return [*faults]
+                found += error.faults
+    return [*dict.fromkeys(found)]
 
 
 def try_rows(config: Config, sets: Mapping[str, DataConfig]) -> tuple[list[str], list[Fault]]:

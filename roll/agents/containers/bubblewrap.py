@@ -244,7 +244,7 @@ class BubblewrapContainer:
         return kind, await self._reader.readexactly(size)
 
     async def _end(self) -> str:
-        """Kill the container, unless it was killed before. Return the end of what it complained."""
+        """Kill the container, unless it was killed before. Return the last line of its stderr."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -252,7 +252,7 @@ class BubblewrapContainer:
         return "" if pipe is None or pipe.closed else await uninterrupted(self._kill(pipe))
 
     async def _kill(self, pipe: IO[bytes]) -> str:
-        """Kill the container. Return the end of what it complained.
+        """Kill the container. Return the last line of its stderr.
 
         Its first process may belong to another user than bubblewrap, which then cannot kill it. bubblewrap ends when
         that process does, and reaps it.

@@ -130,6 +130,8 @@ def test_weight_files_are_tried_by_their_headers(
     assert tried("rlvr", [GOOD], *words, "actor_train.model_args.lora_target='v_proj,o_proj'")
     (fault,) = faults(tried, "rlvr", [GOOD], *words, "actor_train.model_args.lora_target=v_porj")
     assert fault.code == "unknown_name" and "v_porj" in fault.problem and "v_proj" in fault.remedy
+    both = faults(tried, "rlvr", [{}], *words, "actor_train.model_args.lora_target=v_porj")
+    assert "unknown_name" in [one.code for one in both] and len(both) > 1, "rows and weights in one message"
     (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     (fault,) = faults(tried, "rlvr", [GOOD], *words)
     assert fault.place == "pretrain" and fault.code == "unreadable"
