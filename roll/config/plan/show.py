@@ -388,7 +388,7 @@ def _phases(found: Sequence[Phase]) -> str:
 
 def _held(phase: Phase) -> str:
     reserved = _reserved(phase.reserved_fraction, phase.reserved_bytes, " of the device")
-    return f"{_gib(phase.held)} GiB{f' ({reserved} with the KV cache)' if reserved else ''}"
+    return f"{_gib(phase.held)} GiB{f' (engines take {reserved} with the KV cache)' if reserved else ''}"
 
 
 def _reserved(fraction: float, size: int, of_what: str = "") -> str:

@@ -27,7 +27,7 @@ from roll.config.schema.offline import DistillConfig, DpoConfig
 from roll.config.schema.rlvr import RlvrConfig
 from roll.system.sizes import GIB
 
-KV_CACHE = "(90% of the device with the KV cache)"
+KV_CACHE = "(engines take 90% of the device with the KV cache)"
 
 
 def roles(**devices: range) -> dict[str, RolePlan]:
