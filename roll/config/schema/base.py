@@ -88,6 +88,12 @@ def variable_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _joined(value: Any) -> Any:
+    """Return a list of names as one text with commas, and any other value unchanged."""
+    names = isinstance(value, list) and value and all(isinstance(name, str) for name in value)
+    return ",".join(value) if names else value
+
+
 def _finite(value: Any) -> Any:
     """Return a tree of blocks, lists and values if all its numbers are finite."""
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
@@ -130,6 +136,12 @@ Passed = Annotated[Any, AfterValidator(_finite)]
 """A value that is passed on to a library."""
 VariableText = Annotated[str, BeforeValidator(variable_text), WithJsonSchema({"type": ["string", "number"]})]
 """Value of an environment variable. Numbers are first parsed by YAML: 0x10 becomes 16."""
+Names = Annotated[
+    str,
+    BeforeValidator(_joined),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+"""Names with commas between them, or a list of names, as in PEFT's and TRL's files."""
 
 
 class StrictConfig(BaseModel):

@@ -11,6 +11,7 @@ from roll.config.schema.base import (
     LARGEST_COUNT,
     BelowOne,
     Fraction,
+    Names,
     NonNegativeFloat,
     NonNegativeInt,
     PathText,
@@ -70,10 +71,10 @@ class ModelConfig(StrictConfig):
         "compiled, so that log-probs equal the engine's to the last bit. Slower. On GPUs, for dense models whose "
         "weights are all trained; see docs/performance.md.",
     )
-    lora_target: str | None = Field(
+    lora_target: Names | None = Field(
         None,
-        description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`), or `all-linear`. If not "
-        "given, all parameters are trained.",
+        description="Modules that get a LoRA adapter, comma-separated (`q_proj,v_proj`) or as a list, or "
+        "`all-linear`. If not given, all parameters are trained.",
     )
     lora_rank: Annotated[int, Field(gt=0, le=16384)] = Field(8, description="Rank of the LoRA adapters.")
     lora_alpha: PositiveFloat | None = Field(

@@ -57,6 +57,7 @@ def test_a_shipped_file_is_valid(file: Path) -> None:
         ("max_steps", 1.5),
         ("pipeline", "sft"),
         ("actor_train.device_mapping", "all"),
+        ("actor_train.model_args.lora_target", []),
     ],
 )
 def test_a_typing_error_is_refused(key: str, value: object) -> None:
@@ -73,6 +74,7 @@ def test_a_typing_error_is_refused(key: str, value: object) -> None:
         ("actor_train.strategy_args.strategy_config", "deepspeed_zero3"),
         ("actor_train.device_mapping", "list(range(0,8))"),
         ("actor_train.system_envs", {"LEVEL": 3}),
+        ("actor_train.model_args.lora_target", ["q_proj", "v_proj"]),
         ("validation", None),
         ("rewards.math_rule", None),
         ("logging_steps", 1),

@@ -424,6 +424,21 @@ def test_variable_may_lose_its_last_use_by_override(folder: Path) -> None:
     assert coded(refused.value.faults) == [("unknown_key", "lora_rank")]
 
 
+def test_adapted_modules_may_be_a_list(folder: Path) -> None:
+    listed = [f"{role}.model_args.lora_target=[q_proj,v_proj]" for role in ("actor_train", "actor_infer")]
+    ((config, _),) = jobs_of(folder, *listed)
+    assert isinstance(config, RlvrConfig)
+    assert config.actor_train.model_args.lora_target == config.actor_infer.model_args.lora_target == "q_proj,v_proj"
+
+
+@pytest.mark.parametrize("given", ["[]", "[q_proj,3]", "[[q_proj]]"])
+def test_a_list_of_other_things_is_no_module(folder: Path, given: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        jobs_of(folder, *(f"{role}.model_args.lora_target={given}" for role in ("actor_train", "actor_infer")))
+    key = "model_args.lora_target"
+    assert coded(refused.value.faults) == [("wrong_type", f"{role}.{key}") for role in ("actor_train", "actor_infer")]
+
+
 def test_roll_reward_class_without_counterpart_is_a_fault(folder: Path) -> None:
     judge = "rewards.maths.worker_cls=roll.pipeline.rlvr.rewards.GeneralValRuleRewardWorker"
     with pytest.raises(ConfigError) as error:
