@@ -300,7 +300,7 @@ def test_hf_engine_run_with_base_model_as_reference(world: World) -> None:
 
 @pytest.mark.full
 def test_engine_that_fails_to_start_ends_run(world: World, leaves_nothing: Callable[[], None]) -> None:
-    nonsense = "+actor_infer.strategy_args.strategy_config.engine_args={quantization: nonsense}"
+    nonsense = "+actor_infer.strategy_args.strategy_config.engine_args={kv_cache_dtype: nonsense}"
     outcome = world.run(*world.rlvr("unstartable", "max_steps=2", nonsense))
     assert outcome.status == 3, outcome.output
     assert "actor_infer rank 0" in outcome.last_line and "nonsense" in outcome.last_line, outcome.output
