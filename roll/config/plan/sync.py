@@ -66,7 +66,7 @@ def sync_lines(config: Config, plan: Plan) -> list[str]:
     now = sync_estimate(config, plan, config.weight_sync.bucket_mib)
     if now is None:
         return []
-    size, rate = f"{now.nbytes / 1e9:,.0f} GB in {now.buckets:,} buckets", f"{BYTES_PER_SECOND / 1e9:g} GB/s"
+    size, rate = f"{now.nbytes / 1e9:,.1f} GB in {now.buckets:,} buckets", f"{BYTES_PER_SECOND / 1e9:g} GB/s"
     line = (
         f"A weight sync, roughly: {size}, {_seconds(now.copy_seconds)} at {rate}, and {now.messages:,} messages of the "
         f"driver, {_seconds(now.call_seconds)}"
