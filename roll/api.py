@@ -43,6 +43,8 @@ Reward = Callable[..., Any] | str
 IN_PYTHON = {"--config-name": "experiment", "--config-path": "config_path", "command line": "overrides"}
 """Arguments in place of parts of the command line, for messages."""
 FLAG = re.compile(r"--([a-z-]+)")
+REWARD_ARGUMENT = re.compile(r"(rewards\.[^.]+\.reward_args)\.")
+"""Beginning of the place of an argument of a reward."""
 CHOICE = re.compile(r"--config-path (\S+) --config-name (\S+)")
 
 
@@ -113,7 +115,7 @@ def load_config(
     try:
         return _composed(experiment, words, config_path, given, keys)
     except ConfigError as error:
-        raise ConfigError(*map(_in_python, error.faults)) from None
+        raise ConfigError(*(_in_python(fault, reward is not None) for fault in error.faults)) from None
 
 
 def _composed(
@@ -141,9 +143,13 @@ def _folder(composed: DictConfig) -> Path:
     return (local_folder(folder) if is_address(folder) else Path(folder)).absolute() / FOLDER
 
 
-def _in_python(fault: Fault) -> Fault:
-    """Return a fault of the command line with the arguments of `load_config` in place of flags."""
+def _in_python(fault: Fault, has_reward: bool) -> Fault:
+    """Return a fault of the command line with the arguments of `load_config` in place of flags. If a reward was given,
+    the fault of an argument that it lacks says how to remove the experiment's.
+    """
     remedy = CHOICE.sub(r"experiment='\1/\2.yaml'", fault.remedy).replace("--config-path", "config_path")
+    if has_reward and fault.code == "unknown_key" and (found := REWARD_ARGUMENT.match(fault.place)):
+        remedy += f"; the override '~{found[1]}' removes the arguments that the experiment gives to its own reward"
     return replace(fault, place=IN_PYTHON.get(fault.place, fault.place), remedy=remedy)
 
 

@@ -54,6 +54,10 @@ TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"
 Conversation = list[dict[str, Any]]
 
 
+USUAL_REFERENCES = ("reward_model.ground_truth", "answer", "solution", "reference", "label", "target")
+"""Where rows of other projects have the reference answer."""
+
+
 class RowFault(Exception):
     """A row that cannot be used."""
 
@@ -97,6 +101,17 @@ def reference_at(row: Mapping[str, Any], path: str) -> Any:
     """Return the reference answer at a path; see `value_at`. Raises RowFault if there is none."""
     remedy = "fill it in, or name the column of the reference answer, or keys to it, in data_args.ground_truth"
     return value_at(row, path, f"data_args.ground_truth is '{path}'", remedy)
+
+
+def other_references(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may be the reference answer of a row without a `ground_truth`, by the path to it."""
+    found: dict[str, Any] = {}
+    for path in USUAL_REFERENCES if row.get(GROUND_TRUTH) in (None, "") else ():
+        try:
+            found[path] = value_at(row, path, "", "")
+        except RowFault:
+            continue
+    return found
 
 
 def value_at(row: Mapping[str, Any], path: str, named: str, remedy: str) -> Any:

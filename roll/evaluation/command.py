@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from roll.config.schema.faults import printable
 from roll.config.schema.strategies import serving_names
 from roll.evaluation.request import Request
 from roll.system.command import run_command
@@ -46,13 +47,16 @@ def _evaluate(request: Request) -> None:
 
 
 def _planned(request: Request) -> Evaluation:
-    """Return the checked evaluation of a request, and print its warnings."""
+    """Return the checked evaluation of a request, and print its warnings and the arguments of its rewards."""
     # Imported here, so that `--help` does not need torch.
     from roll.evaluation.settings import find_subject, plan_evaluation
 
     evaluation = plan_evaluation(request, find_subject(request.subject))
     for text in evaluation.warnings:
         print(f"warning: {text}", file=sys.stderr)
+    for name, block in evaluation.config.rewards.items():
+        if block.reward_args:
+            print(f"rewards.{name}.reward_args: {printable(block.reward_args)}", file=sys.stderr)
     return evaluation
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +45,10 @@ KEPT = (
 )  # fmt: skip
 """Root keys that an evaluation copies from the configuration of its run."""
 OWN_OF_LEARNER = ("model_name_or_path", "lora_target", *LORA_KEYS)
+OF_ALL_ROWS = ("weight", "tag_included", "query_filter_config")
+"""Keys of a run's reward that mean nothing for a reward that scores all rows by itself."""
+OF_VALUE = ("reward_args", "group", "failed_value", "passes_at")
+"""Keys of a reward that decide what a response is worth, and whether it passes."""
 LENGTH = "--max-new-tokens"
 PLACES = (
     (re.compile(r"^pretrain$"), PLACE),
@@ -218,7 +222,7 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     devices = engine.get("device_mapping")
     sets = _sets(request, run)
     rows = next((one["data_args"] for one in sets.values() if "data_args" in one), _columns(run))
-    rewards = {_domain(request.reward): {"reward": request.reward}} if request.reward else given.get("rewards", {})
+    rewards = _rewards(request, given.get("rewards", {}))
     environments = {} if request.reward else given.get("environments", {})
     scored = any(word.startswith(("rewards.", "environments.")) for word in request.overrides)
     if not rewards and not environments and not scored:
@@ -259,6 +263,36 @@ def _settings(request: Request, subject: Subject) -> dict[str, Any]:
     if request.max_new_tokens is not None:
         settings["response_length"] = max(request.max_new_tokens, kept.get("response_length", request.max_new_tokens))
     return settings
+
+
+def _rewards(request: Request, of_run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the blocks of the rewards: the run's, or that of the requested one, as the run uses it if it does.
+
+    Raises:
+        ConfigError: the run uses the requested reward in several ways, for example with other arguments.
+    """
+    if request.reward is None:
+        return dict(of_run)
+    name = _domain(request.reward)
+    used = {
+        place: {key: value for key, value in block.items() if key not in OF_ALL_ROWS}
+        for place, block in _reward_blocks(of_run)
+        if (block.get("reward") or place.rpartition(".")[2]) == request.reward and not block.get("parts")
+    }
+    first = next(iter(used.values()), {})
+    differ = any(block.get(key) != first.get(key) for block in used.values() for key in OF_VALUE)
+    if differ and not any(word.startswith(f"rewards.{name}.") for word in request.overrides):
+        problem = f"'{request.reward}', but {' and '.join(used)} of the run use it with different settings"
+        remedy = f"leave it out, to score each row as the run does, or set its own: rewards.{name}.reward_args={{...}}"
+        raise ConfigError(Fault("--reward", problem, remedy, "contradiction"))
+    return {name: ({} if differ else first) | {"reward": request.reward}}
+
+
+def _reward_blocks(rewards: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the blocks of rewards and of their parts, each with its place in the configuration."""
+    for name, block in rewards.items():
+        yield f"rewards.{name}", block
+        yield from ((f"rewards.{name}.parts.{part}", inner) for part, inner in block.get("parts", {}).items())
 
 
 def _domain(reward: str) -> str:

@@ -34,6 +34,7 @@ from roll.data.rows import (
     column_text,
     example_conversation,
     labelled_conversation,
+    other_references,
     pair_conversations,
     prompt_conversation,
     read_row,
@@ -153,7 +154,10 @@ def _read_prompt(
     column = data_args.ground_truth
     if read.get(GROUND_TRUTH) in (None, "") and read.get("answer") is not None:
         column, read = "answer", {**read, GROUND_TRUTH: read["answer"]}  # as `roll.rewards.answers.ground_truth` does
-    return f"the first asks {_shown(conversation[-1]['content'])}; its {column} is {_shown(read.get(GROUND_TRUTH))}"
+    others = [f"its {path} is {_shown(value)}" for path, value in other_references(read).items()]
+    but = f", but {' and '.join(others)}: data_args.{GROUND_TRUTH} says where it is" if others else ""
+    asked, reference = _shown(conversation[-1]["content"]), _shown(read.get(GROUND_TRUTH))
+    return f"the first asks {asked}; its {column} is {reference}{but}"
 
 
 def _shown(value: object) -> str:
@@ -172,7 +176,8 @@ def _check_reference(domain: str, section: RewardConfig, row: Row, data_args: Da
                 check(row)
         except ValueError as error:
             problem = f"'{part.reward}' cannot use the row: {error}; the row has: {', '.join(map(str, row))}"
-            named = f"name the column of the reference answer in data_args.{GROUND_TRUTH}, or "
+            where = next((f", as {path}" for path in other_references(row)), "")
+            named = f"name the column of the reference answer in data_args.{GROUND_TRUTH}{where}, or "
             remedy = f"{named if data_args.ground_truth == GROUND_TRUTH else ''}fix or remove the row"
             raise RowFault(f"no reference for '{part.reward}'", problem, remedy, "unfit") from error
 

@@ -24,7 +24,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import TemplateFault
 from roll.data.prompts import Joined, Prompts, PromptSet
-from roll.data.rows import RowFault
+from roll.data.rows import RowFault, other_references
 from roll.errors import BadInput, ConfigError, DataError, EnvironmentFailed, Fault
 from roll.hosted.process import HostedProcessFailed
 from roll.rewards.answers import ground_truth
@@ -47,6 +47,8 @@ MOST_SHAPES = 64
 """Largest number of shapes of rows on which a reward without `check_row` is tried."""
 LOG = logging.getLogger(__name__)
 REFERENCE_REMEDY = "fix or remove the row"
+TRIED = ("", "1")
+"""Responses with which functions are tried: many look at the row only if the response has an answer."""
 NO_TOKENS = np.zeros(0, np.int32)
 
 
@@ -264,8 +266,8 @@ async def row_problems(
 ) -> list[RowProblem]:
     """Return the rows of a domain that its reward cannot use.
 
-    A reward that declares a `check_row` judges every row. Any other, unless it needs a service, is called with an empty
-    response to one row of each shape; if it crashes, all rows of this shape are returned.
+    A reward that declares a `check_row` judges every row. Any other, unless it needs a service, is called with the
+    responses `TRIED` to one row of each shape; if it crashes, all rows of this shape are returned.
 
     Args:
         start_seconds: deadline for a process to import the domain's functions.
@@ -332,17 +334,17 @@ async def _tried(
 ) -> list[RowProblem]:
     """Call these parts for the first row of each shape except `called_shape`, which `try_rewards` tries."""
     parts = parts_of(domain, section)
-    responses = ["", ""] if any(parts[index].group for index in called) else [""]
     shapes: dict[Any, list[int]] = {}
     for index, prompt in enumerate(prompts):
         shapes.setdefault(value_shape(prompt.row), []).append(index)
     shapes.pop(called_shape, None)
     found = []
     for alike in [*shapes.values()][:MOST_SHAPES]:
-        results = await process.results(prompts[alike[0]], responses, called)
-        for part, (result, *_) in zip(called, results, strict=True):
+        results = await process.results(prompts[alike[0]], TRIED, called)
+        for part, of_part in zip(called, results, strict=True):
+            tried, result = _worst(of_part)
             if result.outcome is RewardOutcome.CRASHED:
-                problem = f"called with an empty response to such a row, it fails: {result.note}"
+                problem = f"called with {tried} to such a row, it fails: {result.note}"
                 found += [RowProblem(index, parts[part].reward, problem) for index in alike]
     return found
 
@@ -399,7 +401,7 @@ class Trial(NamedTuple):
 async def try_rewards(
     sections: Mapping[str, RewardConfig], firsts: Mapping[str, Prompt], start_seconds: float
 ) -> Trial:
-    """Import the reward functions of every domain, and call each with an empty response, except those that need a
+    """Import the reward functions of every domain, and call each with the responses `TRIED`, except those that need a
     service.
 
     Args:
@@ -428,12 +430,12 @@ async def _reward_faults(
         called = [index for index, one in enumerate(traits) if not one.needs_service]
         if prompt is None or not called:
             return []
-        responses = ["", ""] if any(parts[index].group for index in called) else [""]
-        results = await process.results(prompt, responses, called)
+        results = await process.results(prompt, TRIED, called)
+        worst = [(parts[index], *_worst(of_part)) for index, of_part in zip(called, results, strict=True)]
         return [
-            _fault(domain, parts[index], results_of_part[0], prompt, section.timeout)
-            for index, results_of_part in zip(called, results, strict=True)
-            if results_of_part[0].outcome in NO_VERDICT
+            _fault(domain, part, tried, result, prompt, section.timeout)
+            for part, tried, result in worst
+            if result.outcome in NO_VERDICT
         ]
     except ConfigError as error:
         return list(error.faults)
@@ -445,9 +447,17 @@ async def _reward_faults(
         await process.close()
 
 
-def _fault(domain: str, part: RewardPart, result: RewardResult, prompt: Prompt, seconds: float) -> Fault:
-    tried = f"'{part.reward}', called with an empty response to the first row of its domain,"
+def _worst(results: Sequence[RewardResult]) -> tuple[str, RewardResult]:
+    """Return the first result of a trial without a verdict, else the first of all, and to which response it is."""
+    at = next((at for at, result in enumerate(results) if result.outcome in NO_VERDICT), 0)
+    return f"the response '{TRIED[at]}'" if TRIED[at] else "an empty response", results[at]
+
+
+def _fault(domain: str, part: RewardPart, response: str, result: RewardResult, prompt: Prompt, seconds: float) -> Fault:
+    tried = f"'{part.reward}', called with {response} to the first row of its domain,"
     columns = f"the row has the columns {', '.join(map(str, prompt.row))}"
+    if other := next(iter(other_references(prompt.row)), None):
+        columns += f"; data_args.ground_truth={other} would make that its ground_truth"
     problem, remedy = {
         RewardOutcome.CRASHED: (f"{tried} fails: {result.note}", f"fix the function; {columns}"),
         RewardOutcome.TIMED_OUT: (

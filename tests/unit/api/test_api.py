@@ -17,10 +17,11 @@ import roll.api
 from roll.api import evaluate, load_config, train
 from roll.config.load.compose import parsed_override
 from roll.config.schema.offline import SftConfig
-from roll.errors import ConfigError
+from roll.errors import ConfigError, Fault
 from roll.given.words import word_of
 from roll.pipeline import main
 from tests import limits
+from tests.faults import assert_fault
 from tests.unit.docs.pages import ROOT
 
 LOCK = Lock()
@@ -170,6 +171,20 @@ def test_faults_name_the_argument(
         load_config(experiment, **given, output_dir=tmp_path / "run", dry_run=True)
     assert (caught.value.faults[0].place, caught.value.faults[0].code) == (place, code), caught.value
     assert not list(tmp_path.rglob("*.py"))
+
+
+def test_arguments_of_a_replaced_reward_can_be_removed(tmp_path: Path) -> None:
+    tiny, words = "tiny/tiny_rlvr_lora_zero3", ["+rewards.arithmetic.reward_args.penalty=0.5"]
+
+    def refused(*further: str) -> list[Fault]:
+        with pytest.raises(ConfigError) as caught:
+            load_config(
+                tiny, [*words, *further], reward=lambda prompt, response, row: 0.0, output_dir=tmp_path, max_step=1
+            )
+        return list(caught.value.faults)
+
+    assert_fault(refused(), "reward_args.penalty", "unknown_key", "0.5", "'~rewards.arithmetic.reward_args'")
+    assert not any("reward_args" in fault.place for fault in refused("~rewards.arithmetic.reward_args"))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from roll.config.schema.rlvr import RlvrConfig
-from roll.errors import DataError, Fault
+from roll.errors import ConfigError, DataError, Fault
 from roll.evaluation.command import main, request_of
 from roll.evaluation.settings import Evaluation, find_subject, plan_evaluation, try_held_out, with_option_names
+from tests.faults import assert_fault
 from tests.unit.evaluation.runs import run_folder
 
 
@@ -140,6 +141,32 @@ def test_evaluated_run_supplies_sets_sampling_rewards_and_engine(world: Path) ->
     assert sampling(other, "easy") == (4, 1.0, None) and list(other.rewards) == ["math_rule"]
     assert other.validation is not None and (rows := other.validation.named_sets()["easy"].data_args) is not None
     assert (rows.template, rows.prompt) == ("raw", "prompt")
+
+
+def test_a_named_reward_is_used_as_in_the_run(world: Path) -> None:
+    marked = "+rewards.sums={reward: last_number, reward_args: {mark: '####'}, passes_at: 0.5, tag_included: [sums]}"
+    run = run_folder(world / "run", "pretrain=model", marked, step=7)
+    words = [str(run), "--data", "easy.jsonl", "--ground-truth", "answer", "--reward"]
+    (block,) = planned([*words, "last_number"]).config.rewards.values()
+    assert (block.reward_args, block.passes_at, block.tag_included) == ({"mark": "####"}, 0.5, None)
+    (block,) = planned([*words, "last_number", "rewards.last_number.reward_args.mark=Answer"]).config.rewards.values()
+    assert block.reward_args == {"mark": "Answer"}
+    both = [f"+rewards.{name}={{reward: last_number, world_size: {name[-1]}}}" for name in ("sums_1", "sums_2")]
+    run = run_folder(world / "both", "pretrain=model", *both, step=7)  # they differ in nothing that a response is worth
+    planned([str(run), *words[1:], "last_number"])
+    (block,) = planned([*words, "exact_match"]).config.rewards.values()
+    assert block.reward_args == {} and block.passes_at is None
+
+
+def test_a_reward_used_in_two_ways_is_ambiguous(world: Path) -> None:
+    parts = "{bare: {reward: last_number}, marked: {reward: last_number, reward_args: {mark: '####'}, weight: 2}}"
+    run = run_folder(world / "run", "pretrain=model", f"+rewards.sums={{parts: {parts}, tag_included: [sums]}}", step=7)
+    words = [str(run), "--data", "easy.jsonl", "--ground-truth", "answer", "--reward", "last_number"]
+    with pytest.raises(ConfigError) as refused:
+        planned(words)
+    assert_fault(refused.value.faults, "--reward", "contradiction", "rewards.sums.parts.marked", "rewards.last_number.")
+    (block,) = planned([*words, "rewards.last_number.reward_args.mark=Answer"]).config.rewards.values()
+    assert block.reward_args == {"mark": "Answer"}
 
 
 def test_evaluated_offline_run_supplies_template_and_columns(world: Path) -> None:

@@ -67,6 +67,20 @@ def test_first_row_is_shown(tried: Callable[..., list[str]]) -> None:
     assert any("the first answers '2'" in line for line in tried("sft", [GOOD]))
 
 
+def test_a_reference_elsewhere_is_shown(tried: Callable[..., list[str]]) -> None:
+    reward = "rewards.math_rule.reward=tests.unit.pipeline.test_dry_run:own"
+    row = {**GOOD, "ground_truth": None, "reward_model": {"ground_truth": "2"}}
+    line = next(line for line in tried("rlvr", [row], reward) if GOOD["prompt"] in line)
+    assert "its ground_truth is None, but its reward_model.ground_truth is '2': data_args.ground_truth says" in line
+    named = "actor_train.data_args.ground_truth=reward_model.ground_truth"
+    line = next(line for line in tried("rlvr", [row], reward, named) if GOOD["prompt"] in line)
+    assert "its reward_model.ground_truth is '2'" in line and "but" not in line
+
+
+def own(prompt: object, response: str, row: object) -> float:
+    return 0.0
+
+
 @pytest.mark.parametrize(
     ("kind", "column"), [("rlvr", "prompt"), ("rlvr", "ground_truth"), ("sft", "prompt"), ("sft", "response")]
 )

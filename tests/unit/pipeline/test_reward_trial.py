@@ -145,6 +145,20 @@ def test_reward_failing_on_every_row_is_named(prompts_in: Any, tmp_path: Path, m
     assert places(caught.value) == ["rewards.own.reward"]
 
 
+def test_a_crash_says_where_a_reference_may_be(
+    prompts_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reading_reward.py").write_text(
+        "def reads(prompt, response, row):\n    return bool(response) and response == row['ground_truth']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards: dict[str, Any] = {"own": {"reward": "reading_reward:reads"}}
+    with pytest.raises(ConfigError) as caught:
+        check_rewards(config_of(rewards), prompts_in("rows.jsonl", [{"reward_model": {"ground_truth": "1"}}], rewards))
+    (fault,) = caught.value.faults
+    assert "the response '1'" in fault.problem and "data_args.ground_truth=reward_model.ground_truth" in fault.remedy
+
+
 def test_rows_of_a_domain_keep_their_indices(prompts_in: Any) -> None:
     rewards: dict[str, Any] = {"maths": {"reward": "exact_match"}, "short": {"reward": "length_penalty"}}
     prompts = prompts_in(

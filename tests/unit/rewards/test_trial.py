@@ -29,7 +29,7 @@ from roll.types import RewardOutcome, RewardResult
 
 
 def sound(prompt, response, row):
-    assert response == ""
+    assert response in ("", "1")
     return row["base"] == 100.0
 
 
@@ -39,6 +39,10 @@ async def sound_awaited(prompt, responses, row):
 
 def column(prompt, response, row):
     return row["answr"] == response  # column
+
+
+def unread(prompt, response, row):
+    return bool(response) and response == row["answr"]  # unread
 
 
 def helped(prompt, response, row):
@@ -79,6 +83,7 @@ def keyed(prompt, response, row, *, least):
 """
 CRASHES = [
     ("column", "KeyError: 'answr'"),
+    ("unread", "KeyError: 'answr'"),
     ("helped", "ValueError: the row has neither 'ground_truth' nor 'answer'"),
     ("library", "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
 ]
