@@ -386,7 +386,7 @@ def _sets(request: Request, run: Config | None) -> dict[str, Any]:
             files = one.data_args.file_name
             further = one.data_args.rendered_as(learner(run)[1].data_args).chat_template_kwargs if run else None
             named = {"file_name": files if isinstance(files, str) else list(files), "chat_template_kwargs": further}
-            block["data_args"] = _plain(one.data_args) | named
+            block["data_args"] = _plain(one.data_args) | named | ({"tag": NO_TAG} if request.reward else {})
         found[name] = block | ({"rows": dict(one.rows)} if one.rows else {})
     if not found:
         problem = "missing, and the run has no validation sets" if run else "missing"

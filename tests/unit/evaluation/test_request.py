@@ -158,6 +158,15 @@ def test_a_named_reward_is_used_as_in_the_run(world: Path) -> None:
     assert block.reward_args == {} and block.passes_at is None
 
 
+def test_a_named_reward_scores_rows_of_all_tags(world: Path) -> None:
+    (world / "easy.jsonl").write_text('{"prompt": "1+1=", "ground_truth": "2", "tag": "sums"}\n')
+    rewards = ("~rewards.arithmetic", "+rewards.sums={reward: last_number}", "+rewards.others={reward: exact_match}")
+    run = run_folder(world / "run", "pretrain=model", "validation.data_args.file_name=easy.jsonl", *rewards, step=7)
+    for words in ((), ("--reward", "last_number"), ("--reward", "math_rule")):
+        (line,) = try_held_out(planned([str(run), *words]))
+        assert "its ground_truth is '2'" in line
+
+
 def test_a_reward_used_in_two_ways_is_ambiguous(world: Path) -> None:
     parts = "{bare: {reward: last_number}, marked: {reward: last_number, reward_args: {mark: '####'}, weight: 2}}"
     run = run_folder(world / "run", "pretrain=model", f"+rewards.sums={{parts: {parts}, tag_included: [sums]}}", step=7)
