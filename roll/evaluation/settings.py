@@ -330,7 +330,10 @@ def _engine(request: Request, run: Config | None) -> dict[str, Any]:
         and role.get("strategy_args", {}).get("strategy_name") != request.strategy
         or "strategy_args" not in role
     ):
-        role["strategy_args"] = {"strategy_name": request.strategy or ("vllm" if find_spec("vllm") else "hf_infer")}
+        name = request.strategy or ("vllm" if find_spec("vllm") else "hf_infer")
+        # On a CPU, vLLM compiles for longer than most evaluations take.
+        eager = {"strategy_config": {"enforce_eager": True}} if name == "vllm" and not devices else {}
+        role["strategy_args"] = {"strategy_name": name} | eager
     if request.dtype or "dtype" not in model:
         model["dtype"] = request.dtype or ("bf16" if devices else "fp32")
     return role | {"model_args": model}

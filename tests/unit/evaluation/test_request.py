@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.schema.rlvr import RlvrConfig
+from roll.engines.vllm.settings import VllmConfig
 from roll.errors import ConfigError, DataError, Fault
 from roll.evaluation.command import main, request_of
 from roll.evaluation.settings import Evaluation, find_subject, plan_evaluation, try_held_out, with_option_names
@@ -57,6 +58,7 @@ def test_evaluation_is_greedy_and_on_cpu_by_default(world: Path) -> None:
     assert list(found.plan.roles) == ["actor_infer", "rewards.exact_match"] and not found.plan.devices
     assert not any("trained on" in text for text in found.warnings)  # nothing is
     assert config.actor_infer.model_args.dtype == "fp32"
+    assert isinstance(engine := config.actor_infer.strategy_args.strategy_config, VllmConfig) and engine.enforce_eager
     assert sampling(config, "easy") == sampling(config, "hard") == (None, 0.0, None)
     config = planned(
         ["model", "--data", "easy.jsonl", "--reward", "exact_match", "--samples", "4", "--max-new-tokens", "32"]
@@ -93,6 +95,9 @@ def test_devices_and_strategy_reach_the_engine(world: Path) -> None:
         and found.plan.roles["actor_infer"].strategy == "hf_infer"
     )
     assert found.config.actor_infer.model_args.dtype == "bf16" and not found.plan.turns
+    on_gpu = planned([*words[:3], "--reward", "math_rule", "--devices", "0", "--strategy", "vllm"]).config
+    assert isinstance(engine := on_gpu.actor_infer.strategy_args.strategy_config, VllmConfig)
+    assert not engine.enforce_eager
     with_own = request_of([*words, "rewards.Own.timeout=3"])
     assert with_own.reward == "my_rewards.sub:Own" and with_own.overrides == ("rewards.Own.timeout=3",)
 
