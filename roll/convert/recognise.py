@@ -76,7 +76,7 @@ def converted(path: Path, wishes: Wishes) -> tuple[Draft, Source]:
     for key in source.computed:
         draft.note("lost", key, "the script computes its value, and no script is run")
     if wishes.gpus == 0:
-        on_cpu(draft)
+        on_cpu(draft, source)
     return draft, source
 
 

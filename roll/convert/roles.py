@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from roll.convert.draft import Draft
@@ -13,6 +13,8 @@ from roll.convert.source import Source
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 EXPERTS = re.compile(r"-A\d+(\.\d+)?B|moe|mixtral", re.IGNORECASE)
 """Part of the names of models with experts."""
+ON_GPUS = ("gpu_memory_utilization", "tensor_parallel_size")
+"""Keys of an engine that are for GPUs."""
 NAMELESS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -80,8 +82,34 @@ def put_engine(draft: Draft, devices: str, tensor_parallel: int, most: int, plac
         draft.put(f"actor_infer.model_args.{key}", draft.at(f"actor_train.model_args.{key}"))
 
 
-def on_cpu(draft: Draft) -> None:
-    """Let every role run on the CPU: without devices, in fp32, and with a small cache of the engine."""
+def on_cpu(draft: Draft, source: Source) -> None:
+    """Let every role run on the CPU: without devices, in fp32, and with a small cache of the engine. Say which keys of
+    the source have no effect there.
+    """
+    before = dict(_leaves(draft.values))
+    _move_to_cpu(draft)
+    after = dict(_leaves(draft.values))
+    gone = {path.split(".")[-1] for path, value in before.items() if after.get(path) != value}
+    draft.note("changed", "bf16", "fp32, for the CPU")
+    noted = {note.place for note in draft.notes}
+    for key in source.given:
+        rule = source.table.rule(key)
+        if rule is None or key in noted or rule.part not in ("same", "values", "read"):
+            continue
+        if names := sorted(gone.intersection(re.findall(r"\w+", rule.said))):
+            draft.note("idle", key, f"it is for GPUs, and this experiment is for the CPU ({', '.join(names)})")
+
+
+def _leaves(block: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested blocks, with their paths."""
+    for name, value in block.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _move_to_cpu(draft: Draft) -> None:
     draft.drop("num_gpus_per_node")
     roles = [one for one in draft.values.values() if isinstance(one, dict)]
     rewards = [one for one in draft.values.get("rewards", {}).values() if isinstance(one, dict)]
@@ -94,8 +122,9 @@ def on_cpu(draft: Draft) -> None:
             continue
         role.setdefault("model_args", {})["dtype"] = "fp32"
         if role["strategy_args"]["strategy_name"] == "vllm":
-            role["strategy_args"]["strategy_config"] = {"kv_cache_gib": 1, "enforce_eager": True}
-    draft.note("changed", "bf16", "fp32, for the CPU")
+            engine = role["strategy_args"].setdefault("strategy_config", {})
+            kept = {key: value for key, value in engine.items() if key not in ON_GPUS}
+            role["strategy_args"]["strategy_config"] = {**kept, "kv_cache_gib": 1, "enforce_eager": True}
 
 
 def put_adapter(

@@ -100,9 +100,8 @@ def _remark(key: str, value: Any, rule: Rule | None, source: Source, draft: Draf
     if rule is None:
         in_rlvr = draft.values.get("pipeline") == "rlvr"
         draft.note("lost", key, hint(key, in_rlvr) or f"unknown to this table of {source.program}")
-    elif rule.part == "read":
-        if key not in source.used:
-            draft.note("idle", key, "nothing reads it together with the other keys of the source")
+    elif rule.part == "read" and key not in source.used or _is_dropped(value, rule, source, draft):
+        draft.note("idle", key, "nothing reads it together with the other keys of the source")
     elif rule.part == "idle":
         draft.note("idle", key, rule.said)
     elif rule.part == "lost":
@@ -110,6 +109,12 @@ def _remark(key: str, value: Any, rule: Rule | None, source: Source, draft: Draf
             draft.note("idle", key, "roll always does this, or the key asks for nothing")
         else:
             draft.note("lost", key, rule.said)
+
+
+def _is_dropped(value: Any, rule: Rule, source: Source, draft: Draft) -> bool:
+    """Whether a key was copied, and removed again because of another one."""
+    is_copied = rule.part in ("same", "values") and value is not None
+    return is_copied and draft.at(rule.said.replace(LEARNER, source.role)) is None
 
 
 def _loses_nothing(value: Any, rule: Rule) -> bool:

@@ -14,6 +14,7 @@ from roll.config.schema.foreign_names import OTHER_NAMES, OTHER_NAMES_IN_RLVR
 from roll.config.schema.pipelines import PIPELINES
 from roll.convert.docs import HEADING, PAGES, key_tables
 from roll.convert.recognise import translate_source
+from roll.convert.roles import on_cpu
 from roll.convert.source import Source
 from roll.convert.tables import Rule, Table, hint, table
 from roll.errors import ConfigError
@@ -88,6 +89,21 @@ def test_no_key_vanishes(program: str, trainer: str, names: tuple[str, ...], odd
         noted = place in {note.place for note in translate_source(source).notes}
         copied = rule is not None and rule.part in ("same", "values")
         assert noted or copied or place in source.used, place
+
+
+@pytest.mark.parametrize(("program", "trainer", "names"), SOURCES)
+def test_no_copied_key_vanishes_on_the_cpu(program: str, trainer: str, names: tuple[str, ...]) -> None:
+    """Each copied key keeps its value, or is named in a note."""
+    found = FOUND[names]
+    for key, rule in rules(found):
+        for value in (found.defaults.get(key, 3), 2, False, *(rule.values or ())):
+            source = Source(program, trainer, found, {key: value}, 1, "", 1000)
+            draft = translate_source(source)
+            path = rule.said.replace(LEARNER, source.role)
+            copied = draft.at(path)
+            on_cpu(draft, source)
+            noted = key in {note.place for note in draft.notes}
+            assert noted or copied is not None and draft.at(path) == copied, (key, value)
 
 
 def test_unknown_key_gets_hint_of_refused_names() -> None:
