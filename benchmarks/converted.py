@@ -5,8 +5,9 @@
 Read are shell scripts, YAML files below folders `recipes` and `examples`, and the commands in the docstrings of Python
 files and in the pages. Those that start no training of one of the programs are left out. Each of the others is
 translated by `python -m roll.convert`, with 7,473 rows and, where a file does not say it, 8 GPUs, and its experiment is
-planned with `dry_run=true` in this process. Printed for each: 0 (planned), 2 (refused by roll) or - (about images, or
-no training), the number of keys, of those not translated, and the first fault.
+planned with `dry_run=true` in this process, with math_rule in the place of each reward of its own. Printed for each: 0
+(planned), 2 (refused by roll) or - (about images, or no training), the number of keys, of those not translated, and the
+first fault.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from roll.convert.recognise import Wishes, converted
+from roll.convert.rewards import UNSET
 from roll.convert.write import experiment_text
 from roll.errors import ConfigError, DataError, Fault
 from roll.pipeline import jobs_of
@@ -125,11 +128,21 @@ def outcome(source: Path, name: str, work: Path, variables: Mapping[str, str]) -
     faults: Sequence[Fault] = ()
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
-            jobs_of(["--config-path", str(target.parent), "--config-name", target.stem, "dry_run=true"])
+            words = ["--config-path", str(target.parent), "--config-name", target.stem, "dry_run=true"]
+            jobs_of([*words, *(f"{key}=math_rule" for key in unset(draft.values))])
         except (ConfigError, DataError) as error:
             faults = error.faults
     lost = [note.place for note in draft.of_kind("lost")]
     return Outcome(name, len(read.given), lost, faults)
+
+
+def unset(block: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the keys that must be set before a run: the rewards of a source's own."""
+    for name, value in block.items():
+        if isinstance(value, Mapping):
+            yield from unset(value, f"{above}{name}.")
+        elif value == UNSET:
+            yield f"{above}{name}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.convert.draft import Draft
+from roll.convert.rewards import UNSET, put_own_reward, reward_name
 from roll.convert.roles import (
     as_files,
     budget,
@@ -135,7 +136,7 @@ def _place(source: Source, draft: Draft) -> dict[str, str]:
         for role in ("actor", "ref", "critic", "reward")
     }
     estimator, kl = source.get("algo.advantage.estimator"), source.number("algo.kl.init_coef")
-    needed = {"ref": kl > 0, "critic": estimator == "gae", "reward": bool(source.get("reward.model_name_or_path"))}
+    needed = {"ref": kl > 0, "critic": estimator == "gae", "reward": bool(_reward_model(source))}
     together = bool(source.get("train.colocate_all"))
     on_node, tensor_parallel = source.count("actor.num_gpus_per_node"), source.count("vllm.tensor_parallel_size")
     actor = device_list(0, sizes["actor"])
@@ -228,8 +229,7 @@ def _estimator(source: Source, draft: Draft, devices: str) -> None:
     draft.put("critic_warmup", warm_up if warm_up > 0 else None)
     preset = draft.at("actor_train.strategy_args.strategy_config").strip("${}")
     put_learner(draft, "critic", preset, devices)
-    rewarding = None if source.get("reward.remote_url") else source.get("reward.model_name_or_path")
-    model = source.get("critic.model_name_or_path") or rewarding
+    model = source.get("critic.model_name_or_path") or _reward_model(source)
     draft.put("critic.model_args.model_name_or_path", str(model).split(",")[0] if model else None)
     draft.put("critic.training_args.learning_rate", source.number("critic.adam.lr"))
     draft.put("critic.training_args.weight_decay", source.number("critic.adam.weight_decay"))
@@ -256,6 +256,12 @@ def _kl(source: Source, draft: Draft, devices: str) -> None:
     put_reference(draft, devices, sharded=source.count("ds.zero_stage") == 3)
 
 
+def _reward_model(source: Source) -> Any:
+    """Return the model that scores, or None if a function does."""
+    functions = source.get("reward.remote_url"), source.get("train.agent_func_path")
+    return None if any(functions) else source.get("reward.model_name_or_path")
+
+
 def _rewards(source: Source, draft: Draft, devices: str) -> None:
     low, high = source.pair("reward.clip_range")
     if -low == high:
@@ -263,7 +269,16 @@ def _rewards(source: Source, draft: Draft, devices: str) -> None:
     else:
         draft.note("lost", "reward.clip_range", f"[{low}, {high}] is not symmetric; see `reward_clip`")
     domain = "math_rule"
-    if model := source.get("reward.model_name_or_path"):
+    model, where = source.get("reward.model_name_or_path"), source.get("reward.remote_url")
+    if where:
+        domain = reward_name("reward_func" if "://" in str(where) else where)
+        put_own_reward(draft, "reward.remote_url", where, domain, "docs/moving/from_openrlhf.md")
+    elif agent := source.get("train.agent_func_path"):
+        domain = reward_name(agent)
+        draft.put(f"rewards.{domain}.reward", UNSET)
+        said = f"write an environment (docs/environments.md), or, for answers in one turn, set rewards.{domain}.reward"
+        draft.note("lost", "train.agent_func_path", f"{said}; until then a run is refused")
+    elif model:
         domain = "score"
         draft.put("rewards.score.reward", "reward_model")
         draft.put("rewards.score.model_args.model_name_or_path", str(model).split(",")[0])
@@ -273,11 +288,9 @@ def _rewards(source: Source, draft: Draft, devices: str) -> None:
             draft.note("lost", "reward.model_name_or_path", "only the first model is kept; for a sum, see `parts`")
     else:
         draft.put("rewards.math_rule.world_size", 8)
-        function = "`rewards.<domain>.reward: package.module:function`, a function of one response (docs/extending.md)"
-        if where := source.get("reward.remote_url"):
-            draft.note("lost", "reward.remote_url", f"{where} becomes {function}; math_rule takes its place")
-        else:
-            draft.note("assumed", "reward.remote_url", "math_rule, which compares with the reference answer")
+        draft.note("assumed", "reward.remote_url", "math_rule, which compares with the reference answer")
+    if model and domain != "score":
+        draft.note("idle", "reward.model_name_or_path", "the function takes its place, in OpenRLHF too")
     if length := source.count("reward.overlong_buffer_len"):
         draft.put("overlong_buffer.len", length)
         draft.put("overlong_buffer.penalty_factor", source.number("reward.overlong_penalty_factor"))
@@ -286,6 +299,14 @@ def _rewards(source: Source, draft: Draft, devices: str) -> None:
         draft.put("dynamic_sampling.max_num_gen_batches", 10)
         bounds = {"threshold_down": down, "threshold_up": up}
         draft.put(f"rewards.{domain}.query_filter_config", {"type": "mean_filter", "filter_args": bounds})
+
+
+def _files(source: Source, draft: Draft, place: str) -> None:
+    """Name the training files."""
+    files = source.get(place)
+    if not files:
+        draft.note("assumed", place, "data/train.jsonl")
+    draft.put(f"{source.role}.data_args.file_name", as_files(files or "data/train.jsonl"))
 
 
 def _prompts(source: Source, draft: Draft) -> None:
@@ -302,7 +323,7 @@ def _prompts(source: Source, draft: Draft) -> None:
             said = f"{whole} tokens are shared by prompt and response; roll bounds each, here by a half"
             draft.note("changed", "data.max_len", said)
     at = "actor_train.data_args"
-    draft.put(f"{at}.file_name", as_files(source.get("data.prompt_dataset") or "data/train.jsonl"))
+    _files(source, draft, "data.prompt_dataset")
     column, chat = source.get("data.input_key"), source.get("data.apply_chat_template")
     draft.put(f"{at}.messages" if chat else f"{at}.prompt", column)
     draft.put(f"{at}.template", None if chat else "raw")
@@ -336,7 +357,7 @@ def _given_rows(source: Source, draft: Draft) -> None:
     draft.put("max_length", source.count("data.max_len"))
     draft.put("truncation", "end")
     at = f"{role}.data_args"
-    draft.put(f"{at}.file_name", as_files(source.get("data.dataset") or "data/train.jsonl"))
+    _files(source, draft, "data.dataset")
     _columns(source, draft, at)
     every = source.count("eval.steps")
     if every > 0 and (files := source.get("eval.dataset")):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.convert.draft import Draft
+from roll.convert.rewards import UNSET, note_own_reward, put_own_reward, reward_name
 from roll.convert.roles import (
     as_files,
     put_adapter,
@@ -22,6 +23,7 @@ from roll.convert.roles import (
 from roll.convert.rows import COLUMNS
 from roll.convert.source import Source
 
+PAGE = "docs/moving/from_trl.md"
 ACCURACY = ("accuracy_reward", "accuracy", "reasoning_accuracy_reward", "trl.rewards.accuracy_reward")
 REWARDS = {**dict.fromkeys(ACCURACY, "math_rule"), "repetition_penalty": "repetition_penalty"}
 """Rewards of TRL and open-r1 with a counterpart."""
@@ -137,6 +139,8 @@ def _files(source: Source, draft: Draft, validates: bool) -> tuple[Any, str, Any
     if any(entry.get("weight", 1) not in (1, None) for entry in entries):
         draft.note("lost", "dataset_mixture.weight", "all rows are read; give a file with fewer rows")
     names = list(dict.fromkeys(name for name, _ in trained))
+    if not names:
+        draft.note("assumed", "dataset_mixture", "data/train.jsonl")
     return (
         as_files(names or "data/train.jsonl"),
         next(iter(kinds), split),
@@ -171,7 +175,7 @@ def _sampled(source: Source, draft: Draft) -> None:
     draft.put(f"{at}.prompt" if column or system else f"{at}.messages", column or "prompt")
     draft.put(f"{at}.system", system)
     scorer = next(iter(draft.at("rewards")))
-    if scorer == "math_rule":
+    if scorer != "score":
         draft.put(f"{at}.ground_truth", "solution")
     if not column:
         draft.note("assumed", "dataset_name", COLUMNS)
@@ -291,26 +295,46 @@ def _estimator(source: Source, draft: Draft) -> None:
 def _rewards(source: Source, draft: Draft) -> None:
     names = source.get("reward_funcs") or []
     names = names if isinstance(names, list) else [names]
+    if not names and any(key.startswith("**") for key in source.computed):
+        names = ["reward_func"]  # a trainer has one, which may be in this mapping
     weights = source.get("reward_weights")
-    weights = weights if isinstance(weights, list) else [1.0] * len(names)
-    known = {REWARDS[name]: weight for name, weight in zip(names, weights, strict=False) if name in REWARDS}
-    if others := [str(name) for name in names if name not in REWARDS]:
-        said = (
-            f"{', '.join(others)}: write a function of one response, as a part of `rewards`; docs/moving/from_trl.md "
-            "shows how it calls a function of lists"
-        )
-        draft.note("lost", "reward_funcs", said)
+    weights = weights if isinstance(weights, list) and len(weights) == len(names) else [1.0] * len(names)
     if model := source.get("reward_model_name_or_path"):
-        draft.put("rewards.score.reward", "reward_model")
+        draft.put("rewards.score.reward", UNSET if names else "reward_model")
         draft.put("rewards.score.model_args.model_name_or_path", model)
         draft.put("rewards.score.strategy_args.strategy_name", "hf_infer")
         draft.put("rewards.score.device_mapping", source.devices)
-    elif len(known) > 1:
-        draft.put("rewards.math_rule.parts", {name: {"weight": weight} for name, weight in known.items()})
-    else:
+        if names:
+            said = "no sum of a model and functions; set rewards.score.reward: reward_model for the model alone"
+            draft.note("lost", "reward_funcs", f"{said}; until then a run is refused")
+    elif len(names) > 1:
+        _parts(draft, names, weights)
+    elif not names:
         draft.put("rewards.math_rule.world_size", 8)
+        draft.note("assumed", "reward_funcs", "math_rule, which compares with the reference answer")
+    elif known := REWARDS.get(str(names[0])):
+        draft.put(f"rewards.{known}.world_size", 8)
+    else:
+        put_own_reward(draft, "reward_funcs", names[0], reward_name(names[0]), PAGE)
+
+
+def _parts(draft: Draft, names: Sequence[Any], weights: Sequence[float]) -> None:
+    """Write a weighted sum of rewards, of which those without a counterpart must be set before a run."""
+    parts: dict[str, dict[str, Any]] = {}
+    own: dict[str, Any] = {}
+    for number, (name, weight) in enumerate(zip(names, weights, strict=True)):
+        known = REWARDS.get(str(name))
+        part = known or reward_name(name)
+        part = f"{part}_{number}" if part in parts else part
         if not known:
-            draft.note("assumed", "reward_funcs", "math_rule, which compares with the reference answer")
+            own[part] = name
+        parts[part] = {"weight": weight} if part == known else {"reward": known or UNSET, "weight": weight}
+    domain = "math_rule" if "math_rule" in parts else next(iter(parts))
+    draft.put(f"rewards.{domain}.parts", parts)
+    draft.put(f"rewards.{domain}.world_size", 8)
+    if own:
+        keys = [f"rewards.{domain}.parts.{part}.reward" for part in own]
+        note_own_reward(draft, "reward_funcs", ", ".join(map(str, own.values())), keys, PAGE)
 
 
 def _given_rows(source: Source, draft: Draft) -> None:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from roll.convert.draft import Draft
+from roll.convert.rewards import put_own_reward, reward_name
 from roll.convert.roles import (
     as_files,
     budget,
@@ -55,6 +56,13 @@ CORRECTIONS = {
     ("token", "seq_mean_k1"): "geo_rs_tis",
 }
 """By `rollout_is` and `rollout_rs`."""
+OWN_REWARD = re.compile(
+    r"(reward\.)?custom_reward_function\.path|reward\.reward_model\.enable|"
+    r"(reward\.|reward_model\.)?(sandbox_fusion\.url|reward_manager(\.name|\.module\.path)?)"
+)
+"""Keys of a reward that is not verl's own, also those of later versions, below `reward`."""
+VERLS = (None, False, "", "naive", "dapo", "batch", "prime", "remote")
+"""Values of those keys that mean verl's own scores."""
 
 
 def build_verl(source: Source, draft: Draft) -> None:
@@ -355,6 +363,11 @@ def _rewards(source: Source, draft: Draft, devices: str) -> None:
         draft.put("rewards.score.infer_batch_size", source.get("reward_model.micro_batch_size_per_gpu"))
         for at in ("actor_train.data_args", "validation.data_args"):
             draft.drop(f"{at}.ground_truth")
+    elif place := _own_reward(source):
+        written = source.get(place)
+        function = source.get(place.replace(".path", ".name")) if "custom_reward_function" in place else None
+        domain = reward_name(function or ("sandbox_fusion" if "://" in str(written) else written))
+        put_own_reward(draft, place, written, domain, "docs/moving/from_verl.md")
     else:
         draft.put("rewards.math_rule.world_size", 8)
         draft.note("changed", "data.reward_fn_key", "verl scores by `data_source`; here math_rule scores every row")
@@ -365,6 +378,11 @@ def _rewards(source: Source, draft: Draft, devices: str) -> None:
     if source.get("algorithm.filter_groups.enable"):
         most = source.count("algorithm.filter_groups.max_num_gen_batches")
         draft.put("dynamic_sampling.max_num_gen_batches", most if most > 0 else 10)
+
+
+def _own_reward(source: Source) -> str | None:
+    """Return the key by which a source names a reward of its own, if there is one."""
+    return next((key for key, value in source.given.items() if OWN_REWARD.fullmatch(key) and value not in VERLS), None)
 
 
 def _run(source: Source, draft: Draft) -> None:

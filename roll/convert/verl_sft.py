@@ -42,7 +42,10 @@ def build_verl_sft(source: Source, draft: Draft) -> None:
 
 def _columns(source: Source, draft: Draft) -> None:
     at = "sft_train.data_args"
-    draft.put(f"{at}.file_name", as_files(source.get("data.train_files") or "data/train.parquet"))
+    files = source.get("data.train_files")
+    if not files:
+        draft.note("assumed", "data.train_files", "data/train.parquet")
+    draft.put(f"{at}.file_name", as_files(files or "data/train.parquet"))
     if source.get("data.multiturn.enable") or source.trainer == "sft_engine":
         draft.put(f"{at}.messages", source.get("data.multiturn.messages_key", "data.messages_key"))
         draft.put("loss_on", "assistant")

@@ -255,3 +255,57 @@ def test_preferences_keep_pairs_of_an_update(draft: Any, tmp_path: Path) -> None
 )
 def test_words_become_values(text: str, value: Any) -> None:
     assert plain_value(text) == value
+
+
+OWN = [
+    ({**TRL, "reward_funcs": "mine:last_number"}, "last_number.reward"),
+    ({**TRL, "reward_funcs": ["mine.close"], "reward_weights": [2.0]}, "close.reward"),
+    ({**TRL, "reward_funcs": ["accuracy_reward", "mine.close"]}, "math_rule.parts.close.reward"),
+    ({**TRL, "reward_funcs": ["a.f", "b.f"]}, "f.parts.f_1.reward"),
+    ({**TRL, "reward_funcs": "mine.close", "reward_model_name_or_path": "r"}, "score.reward"),
+    (f"{VERL} custom_reward_function.path=a/mine.py", "mine.reward"),
+    (f"{VERL} custom_reward_function.path=mine.py custom_reward_function.name=close", "close.reward"),
+    (f"{VERL} reward.custom_reward_function.path=mine.py", "mine.reward"),
+    (f"{VERL} reward_model.reward_manager=close", "close.reward"),
+    (f"{VERL} reward_model.sandbox_fusion.url=http://x/y", "sandbox_fusion.reward"),
+    (f"{OPENRLHF} --reward.remote_url a/mine.py", "mine.reward"),
+    (f"{OPENRLHF} --reward.remote_url http://x:1/y --reward.model_name_or_path r", "reward_func.reward"),
+    (f"{OPENRLHF} --train.agent_func_path agent.py", "agent.reward"),
+]
+
+
+@pytest.mark.parametrize(("source", "key"), OWN)
+def test_own_reward_must_be_set(source: Any, key: str, draft: Any) -> None:
+    found = draft(source)
+    assert found.at(f"rewards.{key}") == "???"
+    assert len(found.at("rewards")) == 1
+    assert any(f"rewards.{key}" in note.said and "refused" in note.said for note in found.of_kind("lost"))
+
+
+@pytest.mark.parametrize("source", [TRL, VERL, f"{VERL} reward_model.reward_manager=dapo", OPENRLHF])
+def test_unnamed_reward_is_math_rule(source: Any, draft: Any) -> None:
+    assert draft(source).at("rewards") == {"math_rule": {"world_size": 8}}
+
+
+def test_known_reward_is_kept(draft: Any) -> None:
+    assert draft({**TRL, "reward_funcs": "repetition_penalty"}).at("rewards") == {
+        "repetition_penalty": {"world_size": 8}
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path m", "data.prompt_dataset"),
+        ("python -m openrlhf.cli.train_sft --model.model_name_or_path m", "data.dataset"),
+        ("torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=m", "data.train_files"),
+        ({**TRL, "datasets": [{"path": "a", "split": "test"}]}, "dataset_mixture"),
+    ],
+)
+def test_unnamed_file_is_said(source: Any, place: str, draft: Any) -> None:
+    assert any(note.place == place and "data/train" in note.said for note in draft(source).of_kind("assumed"))
+
+
+def test_engine_keeps_its_limits_on_the_cpu(draft: Any) -> None:
+    found = draft(f"{VERL} actor_rollout_ref.rollout.max_num_seqs=8", gpus=0)
+    assert found.at("actor_infer.strategy_args.strategy_config.max_num_seqs") == 8

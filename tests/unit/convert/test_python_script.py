@@ -92,7 +92,9 @@ def test_experiment_for_the_cpu_is_planned(working_folder: Path, capsys: pytest.
     found = converted(capsys, "train_it.py", "--gpus", "0")
     assert not [role for role in found.values() if isinstance(role, dict) and "device_mapping" in role]
     (working_folder / "moved.yaml").write_text(yaml.safe_dump(found))
-    assert plan(["--config-path", ".", "--config-name", "moved", "dry_run=true"]) == 0
+    command = ["--config-path", ".", "--config-name", "moved", "dry_run=true"]
+    assert plan(command) == 2 and "rewards.right.reward: the required value" in capsys.readouterr().err
+    assert plan([*command, "rewards.right.reward=math_rule"]) == 0
     assert main(["train_it.py", "--gpus", "2"]) == 0 and "device_mapping" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["train_it.py", "--gpus", "-1"])

@@ -99,8 +99,10 @@ def first_column(page: str, heading: str) -> list[str]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """Yield the words of each command of a block. A backslash at the end of a line joins it with the next line."""
+    """Yield the words of each command of a block, without the file that gets its output. A backslash at the end of a
+    line joins it with the next line.
+    """
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:
-            yield words
+            yield words[: words.index(">")] if ">" in words else words

@@ -78,7 +78,7 @@ def test_the_pages_experiment_is_the_translation(
     assert convert([str(tmp_path / source), *words]) == 0
     assert capsys.readouterr().out == files[experiment]
     text = " ".join(block.text for block in blocks(f"docs/moving/{page}.md") if block.info == "bash")
-    assert f"python -m roll.convert {source} {' '.join(words)}" in text
+    assert f"python -m roll.convert {source} {' '.join(words)} > {experiment}\n" in text
 
 
 @pytest.mark.parametrize("page", SCORES)
