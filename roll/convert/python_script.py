@@ -11,13 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 CALLED = re.compile(r"(GRPO|RLOO|SFT|DPO|KTO|ORPO|Reward)(Config|Trainer)")
-ADAPTER = {"r": "lora_r"} | {key: key for key in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
+ADAPTER = {key: key for key in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
 OBJECTS = ("args", "processing_class", "tokenizer")
 """Arguments of a trainer whose values are read elsewhere: the configuration, and what the model brings."""
-POSITIONS = {"Config": ("output_dir",), "Trainer": ("model",)}
-"""Names of arguments that may be given without a name."""
+SAMPLED = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+PAIRS = ("model", "ref_model", "args", "train_dataset", "eval_dataset")
+POSITIONS = {
+    **dict.fromkeys(("GRPO", "RLOO"), SAMPLED),
+    **dict.fromkeys(("DPO", "KTO"), (*PAIRS[:3], "data_collator", *PAIRS[3:])),
+    **dict.fromkeys(("SFT", "ORPO", "Reward"), ("model", "args", "data_collator", "train_dataset", "eval_dataset")),
+}
+"""Names of a trainer's arguments that may be given without a name."""
 FILES = ("parquet", "json", "csv", "arrow")
 """Names for `load_dataset` that stand for a kind of file."""
+LOADS = ("load_dataset", "load_from_disk", "from_parquet", "from_json", "from_csv")
+"""Functions and methods of `datasets` that read rows."""
+SAME_ROWS = ("shuffle", "with_format", "flatten_indices")
+"""Methods of a set after which roll draws from the same rows."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,8 @@ class TrainingScript:
     keys: Mapping[str, Any]
     computed: tuple[str, ...]
     """Keys whose values the script computes."""
+    changes: tuple[str, ...] = ()
+    """Methods by which the script changes the rows that it reads."""
 
 
 def training_script(text: str, module: str) -> TrainingScript | None:
@@ -45,36 +57,44 @@ def training_script(text: str, module: str) -> TrainingScript | None:
         return None
     reader = _Reader(tree, module)
     for match, call in sorted(calls, key=lambda one: one[0][2]):  # the configuration, then the trainer
-        for name, value in zip(POSITIONS[match[2]], call.args, strict=False):
+        names = POSITIONS[match[1]] if match[2] == "Trainer" else ("output_dir",)
+        for name, value in zip(names, call.args, strict=False):
             reader.argument(name, value)
+        reader.computed += [ast.unparse(value) for value in call.args[len(names) :]]
         for keyword in call.keywords:
             reader.argument(keyword.arg, keyword.value)
-    return TrainingScript(calls[0][0][1].lower(), reader.keys, tuple(reader.computed))
+    return TrainingScript(calls[0][0][1].lower(), reader.keys, tuple(reader.computed), tuple(reader.changes))
 
 
 def _named(node: ast.AST) -> re.Match[str] | None:
     if not isinstance(node, ast.Call):
         return None
-    name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-    return CALLED.fullmatch(name)
+    return CALLED.fullmatch(_called(node))
 
 
 class _Reader:
     """Collects keys, and follows names to the values that the script assigns to them once."""
 
     def __init__(self, tree: ast.Module, module: str) -> None:
-        self.keys, self.computed, self._module = dict[str, Any](), list[str](), module
-        self._functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assigned = list(_assignments(tree))
-        names = [name for name, _ in assigned]
-        self._values = {name: value for name, value in assigned if names.count(name) == 1}
+        self.keys, self.computed, self.changes = dict[str, Any](), list[str](), list[str]()
+        self._functions = {
+            node.name: f"{module}:{node.name}" for node in tree.body if isinstance(node, ast.FunctionDef)
+        }
+        self._functions |= _imported(tree)
+        self._of_model: list[str] = []
+        self._assigned: dict[str, list[ast.expr]] = {}
+        for name, value in _assignments(tree):
+            self._assigned.setdefault(name, []).append(value)
+        self._values = {name: values[0] for name, values in self._assigned.items() if len(values) == 1}
 
     def argument(self, name: str | None, value: ast.expr) -> None:
         """Read an argument of a configuration or a trainer. None: the `**` of a mapping."""
         if name == "model":
-            self.take("model_name_or_path", self._loaded(value))
+            self.model(value)
         elif name == "train_dataset":
-            self.take("dataset_name", self.source_of(value))
+            self.rows(value)
+        elif name == "reward_funcs":
+            self.keys[name] = self._rewards(value)
         elif name == "peft_config":
             self.adapter(value)
         elif name is None:
@@ -89,35 +109,89 @@ class _Reader:
         except ValueError:
             self.computed.append(key)
 
-    def source_of(self, node: ast.expr) -> ast.expr:
-        """Return what names the rows: the set or the files of a call of `load_dataset`."""
+    def model(self, node: ast.expr) -> None:
+        """Add the name of the model, and the arguments of the `from_pretrained` that loads it."""
+        for key in self._of_model:  # a model that this one replaces
+            self.keys.pop(key, None)
+        self._of_model.clear()
         node = self._followed(node)
-        while (inner := _inner(node)) is not None:
-            node = self._followed(inner)
-        if not (isinstance(node, ast.Call) and node.args):
-            return node
-        files = next((one.value for one in node.keywords if one.arg == "data_files"), None)
-        first = node.args[0]
-        return files if files is not None and isinstance(first, ast.Constant) and first.value in FILES else first
+        if isinstance(node, ast.Call) and _called(node) == "from_pretrained" and node.args:
+            for keyword in node.keywords:
+                key = "model_revision" if keyword.arg == "revision" else keyword.arg
+                if key is None:
+                    self.computed.append(f"**{ast.unparse(keyword.value)}")
+                elif key not in self.keys:
+                    self._of_model.append(key)
+                    self.take(key, keyword.value)
+            node = node.args[0]
+        self.take("model_name_or_path", node)
+
+    def rows(self, node: ast.expr) -> None:
+        """Add the set or the files that the rows are read from, and how the script then changes them."""
+        split: ast.expr | None = None
+        self.changes.clear()
+        while (inner := self._before(node)) is not None:
+            node, step = inner
+            if isinstance(step, ast.Subscript):
+                split = split or step.slice
+            elif isinstance(step, ast.Call) and (name := _called(step)) not in SAME_ROWS:
+                self.changes.insert(0, name)
+        if not isinstance(node, ast.Call) or _called(node) not in LOADS:
+            return self.take("dataset_name", node)
+        named = {keyword.arg: self._followed(keyword.value) for keyword in node.keywords}
+        first = self._followed(node.args[0]) if node.args else named.get("path", node)
+        split = self._followed(named.get("split") or split or ast.Constant("train"))
+        config = node.args[1] if len(node.args) > 1 else named.get("name")
+        if isinstance(first, ast.Constant) and first.value in FILES:
+            first = named.get("data_files") or named.get("data_dir") or node
+        elif config is not None and _called(node) == "load_dataset":
+            self.take("dataset_config", config)
+        if isinstance(first, ast.Dict):
+            first, split = self._file_of(first, split), ast.Constant("train")
+        if not (isinstance(split, ast.Constant) and split.value == "train"):
+            self.take("dataset_train_split", split)
+        return self.take("dataset_name", first)
+
+    def _file_of(self, files: ast.Dict, split: ast.expr) -> ast.expr:
+        """Return the files of a split; those of the only one, if it has another name."""
+        try:
+            found = {ast.literal_eval(key): value for key, value in zip(files.keys, files.values, strict=True) if key}
+            return found.get(ast.literal_eval(split)) or (
+                files if len(found) > 1 else next(iter(found.values()), files)
+            )
+        except (ValueError, TypeError):
+            return files
+
+    def _before(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+        """Return the set before the last step of `load_dataset(...)["train"].map(...)`, and that step.
+
+        The step of a name is its value. A name may be assigned again if its values come from the one before.
+        """
+        if isinstance(node, ast.Name):
+            values = self._assigned.get(node.id, [])
+            first = [value for value in values if _root(value) != node.id]
+            if len(first) != 1:
+                return None
+            later = [value for value in values if value is not first[0]]
+            self.changes[:0] = [name for value in later for name in _methods(value) if name not in SAME_ROWS]
+            return first[0], node
+        inner = _inner(node)
+        return None if inner is None else (inner, node)
 
     def adapter(self, node: ast.expr) -> None:
         """Add the keys of a `LoraConfig`."""
         node = self._followed(node)
-        if not isinstance(node, ast.Call):
+        if isinstance(node, ast.Constant) and node.value is None:
+            return
+        if not isinstance(node, ast.Call) or _called(node) != "LoraConfig" or node.args:
+            self.computed.append("peft_config")
             return
         self.keys["use_peft"] = True
         for keyword in node.keywords:
-            if keyword.arg in ADAPTER:
-                self.take(ADAPTER[keyword.arg], keyword.value)
-            elif keyword.arg == "target_modules":
-                self.take("lora_target_modules", keyword.value)
-
-    def _loaded(self, node: ast.expr) -> ast.expr:
-        """Return what names the model: that of `from_pretrained`, or the node itself."""
-        node = self._followed(node)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained":
-            return next(iter(node.args), node)
-        return node
+            if keyword.arg is None:
+                self.computed.append(f"**{ast.unparse(keyword.value)}")
+            else:
+                self.take(ADAPTER.get(keyword.arg, f"lora_{keyword.arg}"), keyword.value)
 
     def _followed(self, node: ast.expr) -> ast.expr:
         seen = set[str]()
@@ -128,20 +202,58 @@ class _Reader:
 
     def _value(self, node: ast.expr) -> Any:
         node = self._followed(node)
-        if isinstance(node, ast.Name) and node.id in self._functions:
-            return f"{self._module}:{node.id}"
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(one) for one in node.elts]
         return ast.literal_eval(node)
+
+    def _rewards(self, node: ast.expr) -> Any:
+        """Return the names of reward functions, or their texts where the script computes them."""
+        node = self._followed(node)
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self._rewards(one) for one in node.elts]
+        if isinstance(node, ast.Name) and node.id in self._functions:
+            return self._functions[node.id]
+        return node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+
+
+def _called(node: ast.Call) -> str:
+    """Return the name of the called function or method, or an empty text."""
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
 
 def _inner(node: ast.expr) -> ast.expr | None:
     """Return the set in `load_dataset(...)["train"]` and `load_dataset(...).map(...)`; None for the call itself."""
     if isinstance(node, ast.Subscript):
         return node.value
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr != "load_dataset":
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in LOADS:
         return node.func.value
     return None
+
+
+def _root(node: ast.expr) -> str:
+    """Return the name that a chain of methods and subscripts starts with, or an empty text."""
+    while (inner := _inner(node)) is not None:
+        node = inner
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _methods(node: ast.expr) -> list[str]:
+    """Return the methods of a chain, in the order of their calls."""
+    found: list[str] = []
+    while (inner := _inner(node)) is not None:
+        found[:0] = [_called(node)] if isinstance(node, ast.Call) else []
+        node = inner
+    return found
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """Return the imported names: TRL's own as they are, others as `module:name`."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return {
+        one.asname or one.name: one.name if str(node.module).split(".")[0] == "trl" else f"{node.module}:{one.name}"
+        for node in imports
+        for one in node.names
+    }
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:

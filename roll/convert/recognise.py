@@ -75,6 +75,9 @@ def converted(path: Path, wishes: Wishes) -> tuple[Draft, Source]:
     draft = translate_source(source)
     for key in source.computed:
         draft.note("lost", key, "the script computes its value, and no script is run")
+    if source.changes:
+        said = f"the script changes the rows with .{', .'.join(dict.fromkeys(source.changes))}, and roll reads the file"
+        draft.note("lost", "train_dataset", f"{said} as it is: name one with the changed rows (.to_parquet)")
     if wishes.gpus == 0:
         on_cpu(draft, source)
     return draft, source
@@ -149,7 +152,8 @@ def _from_python(path: Path, text: str, wishes: Wishes) -> Source | None:
         return None
     trainer = wishes.trainer or found.trainer
     rules = table("trl", "trl_grpo" if trainer in ("grpo", "rloo") else "trl_rows")
-    return Source("TRL", trainer, rules, dict(found.keys), wishes.gpus or 1, "", wishes.rows, found.computed)
+    keys, number = dict(found.keys), wishes.gpus or 1
+    return Source("TRL", trainer, rules, keys, number, "", wishes.rows, found.computed, found.changes)
 
 
 def _verl(trainer: str, keys: dict[str, Any], wishes: Wishes, gpus: int | None = None) -> Source:

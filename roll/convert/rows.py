@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,20 +43,30 @@ def _count(file: Path) -> int | None:
 
 
 def first_row(files: Any) -> Mapping[str, Any] | None:
-    """Return the first row of the first of the files, Parquet or JSON Lines, or None if it is not here."""
+    """Return the first row of the first of the files, Parquet, JSON, JSON Lines or CSV, or None if it is not here."""
     file = Path(str(files[0] if isinstance(files, list) and files else files))
     try:
         if file.suffix == ".parquet":
             from pyarrow import parquet  # imported here because it is slow
 
             return next((row for part in parquet.ParquetFile(file).iter_batches(1) for row in part.to_pylist()), None)
-        if file.suffix in (".jsonl", ".ndjson"):
+        if file.suffix in (".jsonl", ".ndjson", ".json"):
             with file.open(encoding="utf-8") as lines:
-                row = json.loads(next(lines, "null"))
+                row = json.loads(next(lines, "null") if file.suffix != ".json" else _first_of_json(lines.read()))
             return row if isinstance(row, dict) else None
+        if file.suffix == ".csv":
+            with file.open(encoding="utf-8", newline="") as lines:
+                return next(csv.DictReader(lines), None)
     except (OSError, ValueError):
         return None
     return None
+
+
+def _first_of_json(text: str) -> str:
+    """Return the first object of a list of objects, or of objects one after another."""
+    start = re.match(r"\s*\[?\s*", text)
+    first, _ = json.JSONDecoder().raw_decode(text, start.end() if start else 0)
+    return json.dumps(first)
 
 
 def fit_columns(draft: Draft, row: Mapping[str, Any]) -> None:

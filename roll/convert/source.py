@@ -38,6 +38,8 @@ class Source:
     """Number of training rows, if known."""
     computed: tuple[str, ...] = ()
     """Keys whose values a Python script computes."""
+    changes: tuple[str, ...] = ()
+    """Methods by which a Python script changes the rows."""
     used: set[str] = field(default_factory=set)
     """Keys that code has read."""
 

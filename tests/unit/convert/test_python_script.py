@@ -13,6 +13,7 @@ import yaml
 
 from roll.convert.__main__ import main
 from roll.convert.python_script import training_script
+from roll.convert.rows import first_row
 from roll.pipeline import main as plan
 
 SCRIPT = """
@@ -119,3 +120,85 @@ def test_rows_that_are_here_give_the_columns(
     printed = capsys.readouterr()
     assert yaml.safe_load(printed.out)["actor_train"]["data_args"] == {"file_name": "rows.jsonl", **columns}
     assert ("the columns are" in printed.err) == ("question" in row)
+
+
+PARQUET = 'load_dataset("parquet", data_files="a.parquet", split="train")'
+
+
+@pytest.mark.parametrize(
+    ("lines", "rows", "keys", "changes"),
+    [
+        ("", f"{PARQUET}.map(f).shuffle()", {"dataset_name": "a.parquet"}, ("map",)),
+        (
+            f"r = {PARQUET}\nr = r.map(f).select(s)\nr = r.filter(f)",
+            "r",
+            {"dataset_name": "a.parquet"},
+            ("map", "select", "filter"),
+        ),
+        ("", 'load_dataset("json", data_files=["a", "b"])["train"]', {"dataset_name": ["a", "b"]}, ()),
+        (
+            "d = {'train': 'a', 'test': f()}",
+            'load_dataset("csv", data_files=d, split="train")',
+            {"dataset_name": "a"},
+            (),
+        ),
+        ("", 'load_dataset("csv", data_files={"train": "a", "test": "b"})["test"]', {"dataset_name": "b"}, ()),
+        (
+            "",
+            'Dataset.from_parquet("a.parquet").rename_column("x", "y")',
+            {"dataset_name": "a.parquet"},
+            ("rename_column",),
+        ),
+        (
+            "",
+            'load_dataset("openai/gsm8k", "main", split="test")',
+            {"dataset_name": "openai/gsm8k", "dataset_config": "main", "dataset_train_split": "test"},
+            (),
+        ),
+    ],
+)
+def test_files_of_load_dataset_are_read(lines: str, rows: str, keys: dict[str, Any], changes: tuple[str, ...]) -> None:
+    found = training_script(f"{lines}\nSFTTrainer('m', train_dataset={rows})", "x")
+    assert found is not None
+    assert found.keys == {"model_name_or_path": "m", **keys}
+    assert (found.computed, found.changes) == ((), changes)
+
+
+@pytest.mark.parametrize("rows", ["make('train')", 'load_dataset("json", data_files=f())', "unknown.map(f)"])
+def test_computed_files_are_said(rows: str) -> None:
+    found = training_script(f"SFTTrainer('m', train_dataset={rows})", "x")
+    assert found is not None and found.computed == ("dataset_name",)
+
+
+def test_changed_rows_are_said(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([VERLS_ROW]), working_folder / "rows.parquet")
+    (working_folder / "train_it.py").write_text(SCRIPT.replace(".shuffle(seed=1)", ".map(f)"))
+    assert main(["train_it.py"]) == 0
+    printed = capsys.readouterr()
+    assert "ground_truth: reward_model.ground_truth" in printed.out and "changes the rows with .map," in printed.err
+
+
+def test_rewards_and_adapters_of_a_script_are_named() -> None:
+    imports = "from trl.rewards import accuracy_reward\nfrom mine import score\n"
+    rewards = "[accuracy_reward, score, make(3)]"
+    found = training_script(f"{imports}GRPOTrainer('m', {rewards}, peft_config=LoraConfig(r=8, bias='none'))", "x")
+    assert found is not None and found.computed == ()
+    assert found.keys["reward_funcs"] == ["accuracy_reward", "mine:score", "make(3)"]
+    assert (found.keys["lora_r"], found.keys["lora_bias"]) == (8, "none")
+    found = training_script("GRPOTrainer('m', f, c, 'rows', 'held_out', extra, peft_config=adapter())", "x")
+    assert found is not None and found.computed == ("extra", "peft_config")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '[{"prompt": "x", "answer": "1"},\n{}]'),
+        ("a.json", '{"prompt": "x", "answer": "1"}\n{}'),
+        ("a.csv", "prompt,answer\nx,1\n"),
+    ],
+)
+def test_first_row_is_read(name: str, text: str, working_folder: Path) -> None:
+    (working_folder / name).write_text(text)
+    assert first_row([name]) == {"prompt": "x", "answer": "1"}
+    (working_folder / name).write_text("")
+    assert first_row(name) is None
