@@ -130,14 +130,18 @@ class _Reader:
         """Add the set or the files that the rows are read from, and how the script then changes them."""
         split: ast.expr | None = None
         self.changes.clear()
+        seen: set[str] = set()  # names whose values come from each other
         while (inner := self._before(node)) is not None:
             node, step = inner
+            if isinstance(step, ast.Name) and step.id in seen:
+                break
+            seen |= {step.id} if isinstance(step, ast.Name) else set()
             if isinstance(step, ast.Subscript):
                 split = split or step.slice
             elif isinstance(step, ast.Call) and (name := _called(step)) not in SAME_ROWS:
                 self.changes.insert(0, name)
         if not isinstance(node, ast.Call) or _called(node) not in LOADS:
-            return self.take("dataset_name", node)
+            return self._take_rows(node)
         named = {keyword.arg: self._followed(keyword.value) for keyword in node.keywords}
         first = self._followed(node.args[0]) if node.args else named.get("path", node)
         split = self._followed(named.get("split") or split or ast.Constant("train"))
@@ -150,7 +154,12 @@ class _Reader:
             first, split = self._file_of(first, split), ast.Constant("train")
         if not (isinstance(split, ast.Constant) and split.value == "train"):
             self.take("dataset_train_split", split)
-        return self.take("dataset_name", first)
+        return self._take_rows(first)
+
+    def _take_rows(self, node: ast.expr) -> None:
+        self.take("dataset_name", node)
+        if "dataset_name" not in self.keys:
+            self.changes.clear()
 
     def _file_of(self, files: ast.Dict, split: ast.expr) -> ast.expr:
         """Return the files of a split; those of the only one, if it has another name."""

@@ -49,6 +49,8 @@ PREFERENCES = {
     "kto": "kto",
     "orpo": "orpo",
 }
+PART, FILE = re.compile(r"[\[+]"), re.compile(r"\.(parquet|jsonl?|ndjson|csv|tsv|arrow)\b")
+"""Sign of a split that is a part or a sum of others, and of the name of a file, of which all rows are read."""
 PREFERENCE_OF = {"kto": "kto", "orpo": "orpo"}
 PIPELINES = {"sft": "sft", "reward": "reward_model"}
 
@@ -104,6 +106,9 @@ def _names(source: Source, draft: Draft) -> None:
     files, split, held_out, of_held_out = _files(source, draft, strategy in ("steps", "epoch"))
     at = f"{source.role}.data_args"
     draft.put(f"{at}.file_name", files)
+    if PART.search(split) and FILE.search(str(files)):
+        draft.note("lost", "dataset_train_split", f"all rows of a file are read; give a file with those of {split}")
+        split = "train"
     draft.put(f"{at}.split", split if split != "train" else None)
     draft.put(f"{at}.preprocessing_num_workers", source.get("dataset_num_proc"))
     draft.put(f"{at}.chat_template_kwargs", source.get("chat_template_kwargs"))

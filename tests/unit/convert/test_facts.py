@@ -309,3 +309,10 @@ def test_unnamed_file_is_said(source: Any, place: str, draft: Any) -> None:
 def test_engine_keeps_its_limits_on_the_cpu(draft: Any) -> None:
     found = draft(f"{VERL} actor_rollout_ref.rollout.max_num_seqs=8", gpus=0)
     assert found.at("actor_infer.strategy_args.strategy_config.max_num_seqs") == 8
+
+
+@pytest.mark.parametrize(("name", "split"), [("a.parquet", None), ("org/set", "train[:9]")])
+def test_part_of_a_file_is_said(name: str, split: str | None, draft: Any) -> None:
+    found = draft({**TRL, "dataset_name": name, "dataset_train_split": "train[:9]"})
+    assert found.at("actor_train.data_args.split") == split
+    assert any(note.place == "dataset_train_split" for note in found.of_kind("lost")) == (split is None)
