@@ -12,6 +12,8 @@ from typing import Any
 
 CALLED = re.compile(r"(GRPO|RLOO|SFT|DPO|KTO|ORPO|Reward)(Config|Trainer)")
 ADAPTER = {key: key for key in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
+OF_PEFT = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+"""Defaults of a `LoraConfig`, which are not those of TRL's command line."""
 OBJECTS = ("args", "processing_class", "tokenizer")
 """Arguments of a trainer whose values are read elsewhere: the configuration, and what the model brings."""
 SAMPLED = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
@@ -195,7 +197,7 @@ class _Reader:
         if not isinstance(node, ast.Call) or _called(node) != "LoraConfig" or node.args:
             self.computed.append("peft_config")
             return
-        self.keys["use_peft"] = True
+        self.keys |= {"use_peft": True} | OF_PEFT
         for keyword in node.keywords:
             if keyword.arg is None:
                 self.computed.append(f"**{ast.unparse(keyword.value)}")

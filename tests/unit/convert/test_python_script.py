@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -202,3 +204,14 @@ def test_first_row_is_read(name: str, text: str, working_folder: Path) -> None:
     assert first_row([name]) == {"prompt": "x", "answer": "1"}
     (working_folder / name).write_text("")
     assert first_row(name) is None
+
+
+def test_an_adapter_has_the_defaults_of_peft() -> None:
+    given = {field.name: field.default for field in dataclasses.fields(peft.LoraConfig)}
+    found = training_script("from peft import LoraConfig\nGRPOTrainer('m', peft_config=LoraConfig())", "x")
+    assert found is not None
+    assert [found.keys[name] for name in ("lora_r", "lora_alpha", "lora_dropout")] == [
+        given[name] for name in ("r", "lora_alpha", "lora_dropout")
+    ]
+    found = training_script("GRPOTrainer('m', peft_config=LoraConfig(r=4, lora_dropout=0.1))", "x")
+    assert found is not None and [found.keys[name] for name in ("lora_r", "lora_alpha", "lora_dropout")] == [4, 8, 0.1]
