@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -53,6 +54,8 @@ FETCHED = ("smollm2-135m",)
 MODELS = "models"
 """Subfolder of the examples with `<name>/config.json`, the shapes of well-known models."""
 NO_EXPERIMENTS = (PRESETS, "kubernetes")
+ENDINGS = (".yaml", ".yml")
+"""Endings of files of configurations; an experiment's is the first."""
 
 
 def examples_folder() -> Path:
@@ -122,11 +125,36 @@ def find_experiment(name: str) -> Path:
         )
     file = Path(f"{wanted}.yaml")
     remedy = (
-        f"give the folder separately: --config-path {file.parent} --config-name {file.stem}"
-        if _holds(file, Path.is_file)
-        else _nearest(wanted, list(known))
+        f"give the folder separately: {flags_of(file)}" if _holds(file, Path.is_file) else _nearest(wanted, list(known))
     )
     raise ConfigError(Fault("--config-name", f"no experiment is named '{name}'", remedy, "unknown_name"))
+
+
+def flags_of(file: Path) -> str:
+    """Return the flags that choose an experiment's file, for a message."""
+    return shlex.join(("--config-path", str(file.parent), "--config-name", file.stem))
+
+
+def misplaced_file(place: str, given: str, instead: str) -> Fault | None:
+    """Return the fault of an experiment that is given without the flags that choose it; None if `given` is none.
+
+    Args:
+        place: where it was given.
+        given: the path of a file, with or without its ending, or the name of a shipped experiment.
+        instead: what belongs at the place, or what is wrong with it.
+    """
+    path = Path(given)
+    file = path if path.suffix in ENDINGS else Path(f"{given}.yaml")
+    if _holds(file, Path.is_file):
+        rename = "" if file.suffix == ".yaml" else f"rename it to {file.stem}.yaml, and "
+        return Fault(place, f"'{given}' is a file, {instead}", f"{rename}use {flags_of(file)}", "misplaced")
+    if any(name == given or name.endswith(f"/{given}") for name in experiments()):
+        problem = f"'{given}' is the name of an experiment, {instead}"
+        return Fault(place, problem, f"use --config-name {given}", "misplaced")
+    if path.suffix in ENDINGS and "=" not in given:
+        remedy = "correct the path, and use --config-path FOLDER --config-name NAME"
+        return Fault(place, f"there is no file '{given}', {instead}", remedy, "not_found")
+    return None
 
 
 def find_in(folder: Path, name: str, option: str) -> Path:

@@ -46,6 +46,7 @@ from roll.config.shipped import (
     experiments,
     find_experiment,
     find_in,
+    misplaced_file,
     preset_names,
 )
 from roll.errors import ConfigError, Fault
@@ -117,7 +118,10 @@ def parse(argv: Sequence[str]) -> CommandLine:
     """
     flags = parse_flags(argv)
     if flags.config_name is None:
-        raise ConfigError(Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}", "missing"))
+        missing = Fault("--config-name", "missing", f"use one of: {', '.join(experiments())}", "missing")
+        instead = "and words without a flag are KEY=VALUE"
+        found = (misplaced_file("command line", word, instead) for word in flags.overrides)
+        raise ConfigError(next(filter(None, found), missing))
     option = "--config-path" if flags.config_path else "--config-dir"
     folder = flags.config_path or flags.config_dir
     name = flags.config_name

@@ -16,7 +16,7 @@ from roll.config.schema.fields import paths_of_key
 from roll.config.schema.foreign_names import HYDRA_FLAGS, ROLES
 from roll.config.schema.pipelines import PIPELINES
 from roll.config.schema.roles import ExperimentConfig
-from roll.config.shipped import experiments
+from roll.config.shipped import experiments, misplaced_file
 from roll.errors import ConfigError, Fault
 
 MODULE = "roll.pipeline"
@@ -25,6 +25,8 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """Values of `--info`."""
 ACCELERATES = ("--config_file", "--config-file")
 """The flag of `accelerate launch` for its configuration."""
+FILES = ("--config", *ACCELERATES)
+"""Flags of other programs for the file of their configuration."""
 COMPLETION = ("--shell-completion", "-sc")
 MOST_PLACES = 2
 """Largest number of places that a message names for one key."""
@@ -117,8 +119,16 @@ def _flag_faults(unknown: Sequence[str], words: Sequence[str]) -> Iterator[Fault
             yield Fault(flag, *HYDRA_FLAGS[flag], "not_supported")
         elif flag in ACCELERATES and (others := read_accelerates(file)) is not None:
             yield accelerate_fault(f"{flag} {file}", others)
+        elif flag in FILES and (fault := _file_fault(flag, file)):
+            yield fault
         elif flag.startswith("-"):
             yield _unknown_flag(flag, value)
+
+
+def _file_fault(flag: str, file: str) -> Fault | None:
+    fault = misplaced_file(flag, file, "and this is not a flag of this command")
+    is_missing = fault is not None and fault.code == "not_found"
+    return None if is_missing and flag in ACCELERATES else fault
 
 
 def _unknown_flag(flag: str, value: str) -> Fault:

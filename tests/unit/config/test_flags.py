@@ -76,6 +76,56 @@ def test_unknown_flag_is_refused_with_remedy(
     assert remedy in said
 
 
+FOUND = [
+    (["{file}"], "command line: '{file}' is a file"),
+    (["max_steps=3", "{folder}/mine"], "command line: '{folder}/mine' is a file"),
+    (["--config", "{file}"], "--config: '{file}' is a file"),
+    (["--config={file}"], "--config: '{file}' is a file"),
+    (["--config_file", "{file}"], "--config_file: '{file}' is a file"),
+    (["--config-file", "{file}"], "--config-file: '{file}' is a file"),
+]
+
+
+@pytest.mark.parametrize("folder", ["confs", "."])
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize(("words", "said"), FOUND)
+def test_file_without_its_flags_is_refused_with_them(
+    words: list[str],
+    said: str,
+    absolute: bool,
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    above = str(tmp_path / folder) if absolute else folder
+    file = Path(above, "mine.yaml")
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    named = {"file": f"{above}/mine.yaml", "folder": above}
+    assert main([word.format(**named) for word in words]) == 2
+    problem, remedy = capsys.readouterr().err.splitlines()[1:3]
+    assert problem.startswith(f"  {said.format(**named)}")
+    assert remedy.endswith(f"use --config-path {file.parent} --config-name mine")
+
+
+def test_other_forms_of_an_experiment_are_refused_with_a_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yml").touch()
+    for words, remedy in {
+        ("mine.yml",): "rename it to mine.yaml, and use --config-path . --config-name mine",
+        ("tiny_sft", "max_steps=3"): "use --config-name tiny_sft",
+        ("no_such.yaml",): "correct the path, and use --config-path FOLDER --config-name NAME",
+        ("--config", "no_such.yaml"): "correct the path, and use --config-path FOLDER --config-name NAME",
+        ("~validation", "deepspeed=ds.yaml"): "use one of: ",
+    }.items():
+        assert main(list(words)) == 2
+        assert remedy in capsys.readouterr().err
+
+
 def test_version_names_roll_and_hydra(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"roll {version('roll')}, Hydra {version('hydra-core')}\n"
