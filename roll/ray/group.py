@@ -146,7 +146,10 @@ class WorkerGroup(Ranks[S]):
         Returns:
             Ray's references to the results.
         """
-        return [actor.preload.remote(imports, *after) for actor in self._actors]
+        refs = [actor.preload.remote(imports, *after) for actor in self._actors]
+        for ref in refs:
+            ref.future()  # Reads the result: Ray prints an unread error, as of a process that ends before it is used.
+        return refs
 
     async def start(self, settings: Settings[S], collective_timeout: float, seconds: float) -> None:
         """Build the strategy of every rank. The ranks rendezvous at rank 0's address.

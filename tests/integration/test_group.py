@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -133,6 +134,16 @@ class EngineSettings:
         return Engine()
 
 
+GROUPS = ("engine", "trainer")
+
+
+def imports_forever(on_cpu: bool) -> None:
+    time.sleep(limits.RUN)
+
+
+def imports_nothing(on_cpu: bool) -> None: ...
+
+
 @asynccontextmanager
 async def group_of_two(logs: Path, readable: bool = True, replica_size: int = 1) -> AsyncIterator[WorkerGroup[Worker]]:
     places = worker_placements(RolePlan("trainer", "none", ((), ())), 8, {"COLOUR": "blue"})
@@ -255,6 +266,16 @@ async def hears_the_sync_behind_many_prompts(logs: Path) -> None:
         await group.stop(limits.EXPIRY)
 
 
+def reads_the_imports_of_unused_processes(logs: Path, printed: list[object]) -> None:
+    """A process that ends while it imports fails the imports that wait for it. Nobody starts either group."""
+    places = worker_placements(RolePlan("trainer", "none", ((),)), 8, {})
+    engine, trainer = (WorkerGroup[Any](role, places, logs, logs / "held", role == "trainer") for role in GROUPS)
+    trainer.preload(imports_nothing, engine.preload(imports_forever))
+    ray.kill(engine._actors[0])
+    ray.get(trainer._actors[0].pid.remote(), timeout=limits.START)  # the calls of a process are answered in order
+    assert printed == []
+
+
 def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """All scenarios share one cluster, because starting Ray takes seconds."""
 
@@ -300,6 +321,9 @@ def test_group(tmp_path: Path, leaves_nothing: Callable[[], None], monkeypatch: 
             asyncio.run(scenario())
         asyncio.run(hears_the_sync_behind_many_prompts(tmp_path / "logs"))
         asyncio.run(reads_no_earlier_log(tmp_path / "logs"))
+        with monkeypatch.context() as patch:
+            patch.setattr("ray._private.worker._unhandled_error_handler", (printed := list[object]()).append)
+            reads_the_imports_of_unused_processes(tmp_path / "logs", printed)
         monkeypatch.setattr(liveness, "EVERY", limits.LOOK)
         asyncio.run(finds_what_is_stopped(tmp_path / "logs"))
         with pytest.raises(ConfigError, match="for 16 GPUs, .* none on"):

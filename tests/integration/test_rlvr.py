@@ -203,6 +203,7 @@ def test_finished_run_is_not_run_again(world: World, uninterrupted: str) -> None
     outcome = world.run(*world.rlvr(uninterrupted, "max_steps=6", "save_steps=2", "eval_steps=3"))
     assert outcome.status == 0
     assert "already completed its 6 steps" in outcome.last_line
+    assert "Unhandled error" not in outcome.output and "ActorDiedError" not in outcome.output
 
 
 @pytest.mark.full
