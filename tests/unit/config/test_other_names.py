@@ -43,6 +43,13 @@ ASKED = [
         "deepspeed_zero3.zero_optimization.stage=3",
     ),
     (f"{ACTOR}.lora_dim=8", "use actor_train.model_args.lora_rank", None),
+    (f"{ACTOR}.r=16", "use actor_train.model_args.lora_rank", None),
+    (f"{ACTOR}.alpha=32", "use actor_train.model_args.lora_alpha", None),
+    (f"{ACTOR}.bias=none", "remove it: an adapter has no biases", None),
+    (f"{ACTOR}.task_type=CAUSAL_LM", "remove it: the pipeline and the model decide it", None),
+    (f"{ACTOR}.rank_pattern={{q_proj: 8}}", "remove it: all modules of lora_target have the same lora_rank", None),
+    (f"{ACTOR}.modules_to_save=[lm_head]", "with an adapter, no module is trained as a whole", None),
+    (f"{ACTOR}.layers_to_transform=[0]", "as layers.0.self_attn.q_proj", "lora_target=layers.0.self_attn.q_proj"),
     (f"{ACTOR}.lora_module_name=q_proj", "use actor_train.model_args.lora_target", "lora_target=q_proj"),
     (
         "num_machines=2",
