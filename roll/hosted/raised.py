@@ -9,6 +9,8 @@ from pathlib import Path
 NOTE_CHARACTERS = 300
 TRACE_FRAMES, TRACE_CHARACTERS = 4, 2000
 """Largest number of frames and of characters in a trace."""
+IMPORT_SYSTEM = "<frozen importlib"
+"""Begin of the file names of the frames of Python's import system."""
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = tuple(
     f"{path}/"
@@ -21,11 +23,24 @@ def raised_where(error: BaseException, caller: str) -> str:
     # For a SyntaxError, an indented place comes first; notes follow the message.
     lines = traceback.format_exception_only(error)
     said = next(line for line in lines if not line.startswith(" ")).strip()
-    place = next(reversed(_own_frames(error, caller)), None)
-    where = f" ({place.filename}, line {place.lineno})" if place else ""
+    place = _place(error, caller)
+    where = f" ({place[0]}, line {place[1]})" if place else ""
     if isinstance(error, MemoryError):
         where += "; memory_gib of the domain limits the memory of its process"
     return said[: NOTE_CHARACTERS - len(where)] + where
+
+
+def is_of_compilation(error: BaseException) -> bool:
+    """Return whether a module that was imported is no valid Python. Such an error has a place, but no frame there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, SyntaxError) and bool(frames) and frames[-1].filename.startswith(IMPORT_SYSTEM)
+
+
+def _place(error: BaseException, caller: str) -> tuple[str | None, int | None] | None:
+    if isinstance(error, SyntaxError) and is_of_compilation(error):
+        return error.filename, error.lineno
+    frame = next(reversed(_own_frames(error, caller)), None)
+    return (frame.filename, frame.lineno) if frame else None
 
 
 def trace_of(error: BaseException, caller: str) -> str:

@@ -226,6 +226,7 @@ CASES: list[tuple[UserPart, str, FaultCode, str, str]] = [
         "ZeroDivisionError: division by zero (broken.py, line 1)",
         "fix the module",
     ),
+    (part(LOSS, "unclosed:Loss"), LOSS, "failed", "SyntaxError: '(' was never closed (unclosed.py, line 1)", "fix"),
     (
         part(LOSS, "lacking:Loss"),
         LOSS,
@@ -385,6 +386,7 @@ COMMANDS = [
 def write_modules(folder: Path) -> None:
     (folder / "my_methods.py").write_text(MODULE)
     (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "unclosed.py").write_text("def reward(\n")
     (folder / "lacking.py").write_text("import nowhere_at_all\n")
     (folder / "deadly.py").write_text(
         "import os, sys\nsys.stderr.write('its last words')\nsys.stderr.flush()\nos._exit(7)\n"
@@ -416,6 +418,11 @@ def test_faulty_user_code_yields_place_problem_and_remedy(looked: Sequence[Inspe
     assert coded([fault]) == [(code, place)]
     assert problem in fault.problem
     assert remedy in fault.remedy
+
+
+def test_no_fault_names_a_file_of_roll(looked: Sequence[InspectedPart]) -> None:
+    problems = [fault.problem for one in looked for fault in one.faults]
+    assert [problem for problem in problems if "registry.py" in problem or "user_code.py" in problem] == []
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,14 @@ from roll.config.schema.base import StrictConfig, variable_text
 from roll.config.schema.faults import printable, schema_faults
 from roll.config.shipped import known_rewards
 from roll.errors import Fault, FaultCode
+from roll.hosted.raised import is_of_compilation
 from roll.registry import imported, imported_module, nearest, split_path
 from roll.system.orphans import die_with
 
 IMPORT_SECONDS = 120.0
 """Deadline for importing all modules, in seconds. torch alone takes several seconds."""
+IMPORTERS = (__file__, imported_module.__code__.co_filename)
+"""Files of roll that are in the traceback of every error of a module that is imported."""
 
 
 @dataclass(frozen=True)
@@ -245,9 +248,7 @@ def _imported(part: UserPart) -> Any:
             part, f" cannot be imported: {error}", "install the package that the module imports", "not_installed"
         ) from error
     except BaseException as error:  # A module that calls sys.exit() must be a fault, too.
-        raise PartRefused(
-            part, f" cannot be imported: {_error_line(error, name)}", "fix the module", "failed"
-        ) from error
+        raise PartRefused(part, f" cannot be imported: {_error_line(error)}", "fix the module", "failed") from error
     if not hasattr(module, attribute):
         known = _own_names(module)
         remedy = (
@@ -261,13 +262,12 @@ def _imported(part: UserPart) -> Any:
     return getattr(module, attribute)
 
 
-def _error_line(error: BaseException, module: str) -> str:
+def _error_line(error: BaseException) -> str:
     """Return the error as one line, with its place in the user's file, if it has one."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = next(
-        (frame for frame in reversed(frames) if "importlib" not in frame.filename and frame.filename != __file__), None
-    )
-    where = f" ({os.path.basename(last.filename)}, line {last.lineno})" if last else ""
+    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename not in IMPORTERS]
+    has_place = not own or is_of_compilation(error)
+    where = "" if has_place else f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})"
     return f"{type(error).__name__}: {error}{where}"
 
 

@@ -169,6 +169,9 @@ def test_what_cannot_be_loaded_is_a_fault(keys: dict[str, Any], place: str, prob
 def test_import_fault_names_line_of_module(own_tools: Path) -> None:
     [fault] = faults(None, environment="broken:World")
     assert fault.problem.endswith(f"({own_tools / 'broken.py'}, line 2)")
+    (own_tools / "unclosed.py").write_text("x = 1\ny = (\n")
+    [fault] = faults(None, environment="unclosed:World")
+    assert fault.problem.endswith(f"SyntaxError: '(' was never closed ({own_tools / 'unclosed.py'}, line 2)")
 
 
 def test_failing_reset_is_fault_with_its_line(marks: Path) -> None:
