@@ -31,7 +31,7 @@ from roll.data.chat import ChatTemplate, checked_renderer
 from roll.data.picture_parts import pictures_of
 from roll.data.pictures import Sight
 from roll.data.routes import DEFAULT_DOMAIN, DOMAIN, DomainRoutes, tag_routes
-from roll.data.rows import RowFault, prompt_conversation, read_row, remarks_of, template_arguments
+from roll.data.rows import RowFault, only_given, prompt_conversation, read_row, remarks_of, template_arguments
 from roll.data.sources import Source, find_sources, folder_of
 from roll.data.tables import (
     BATCH_ROWS,
@@ -158,7 +158,9 @@ def prepare_prompts(
         sources, _preparation(data_args, tokenizer, prompt_length, sight, sources), "prompts", cache_folder
     )
     labels = routes.labels(column(table, DOMAIN), column(table, "tag"))
-    check_rows(table, sources, routes.faults(labels, column(table, "reason") == "", data_args.tag))
+    is_usable = column(table, "reason") == ""
+    found = routes.faults(labels, is_usable, data_args.tag, lambda place: json.loads(table[place]["row"]))
+    check_rows(table, sources, found)
     check_ids(table, sources, embedded)
     tokens = column(table, "prompt_tokens")
     fits = tokens <= prompt_length
@@ -201,7 +203,7 @@ def _prompt_text(
     render_row = partial(
         render, generate=True, further={**(data_args.chat_template_kwargs or {}), **template_arguments(row)}
     )
-    conversation = prompt_conversation(read_row(row, data_args, sees), data_args, sees)
+    conversation = prompt_conversation(only_given(read_row(row, data_args, sees), row), data_args, sees)
     text = render_row(conversation)
     remarks = remarks_of(row, data_args)
     return Texts(

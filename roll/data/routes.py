@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -17,6 +17,8 @@ from roll.types import Bools
 
 DOMAIN = "domain"
 """Column with a row's reward domain."""
+TAGS = ("data_source", "source", "dataset")
+"""Columns that hold the tags in files of other programs, by their usual names."""
 DEFAULT_DOMAIN = "math_rule"
 """Name of the reward domain of rows that name no domain, as in ROLL."""
 
@@ -57,18 +59,20 @@ class DomainRoutes:
             return self.of_tag.get(label.tag)
         return self.domains[0] if len(self.domains) == 1 else None
 
-    def faults(self, labels: Sequence[Label], usable: Bools, tag_column: str) -> list[tuple[int, RowFault]]:
-        """Return the position and the fault of each usable row that belongs to no domain."""
+    def faults(
+        self, labels: Sequence[Label], usable: Bools, tag_column: str, row_at: Callable[[int], Mapping[str, Any]]
+    ) -> list[tuple[int, RowFault]]:
+        """Return the position and the fault of each usable row that belongs to no domain. `row_at` reads a row."""
         if DEFAULT_DOMAIN in self.domains:
             return []
         wrong = [place for place, label in enumerate(labels) if usable[place] and self.domain_index(label) < 0]
-        return [(place, self._fault(labels[place], tag_column)) for place in wrong]
+        return [(place, self._fault(labels[place], tag_column, row_at(place))) for place in wrong]
 
-    def fault(self, label: Label, tag_column: str) -> RowFault | None:
+    def fault(self, label: Label, tag_column: str, row: Mapping[str, Any]) -> RowFault | None:
         """Return the fault of a row that belongs to no domain; None if it belongs to one."""
-        return self._fault(label, tag_column) if self.domain_index(label) < 0 else None
+        return self._fault(label, tag_column, row) if self.domain_index(label) < 0 else None
 
-    def _fault(self, label: Label, tag_column: str) -> RowFault:
+    def _fault(self, label: Label, tag_column: str, row: Mapping[str, Any]) -> RowFault:
         if label.tag is None:
             code, reason = "missing", f"no '{tag_column}'"
             problem = f"column '{tag_column}' is missing or empty, so no reward domain scores the row"
@@ -78,6 +82,9 @@ class DomainRoutes:
             problem = f"no reward domain includes the tag '{label.tag}'{hint}"
         known = ", ".join(sorted(self.of_tag))
         remedy = f"list its tag in the `tag_included` of a reward, or set the row's '{tag_column}' to one of: {known}"
+        other = next((name for name in TAGS if isinstance(row.get(name), str) and row[name]), None)
+        if label.tag is None and other is not None:
+            remedy = f"set data_args.tag: {other}, which is '{row[other]:.60}' here, and {remedy}"
         return RowFault(
             reason, problem, f"{remedy}; or add a domain `{DEFAULT_DOMAIN}`, which takes all other rows", code
         )

@@ -97,6 +97,11 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig, sees: bool = False) 
     return done
 
 
+def only_given(read: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row that was read which its file has: `read_row` may have added `ground_truth`."""
+    return {name: value for name, value in read.items() if name in row}
+
+
 def reference_at(row: Mapping[str, Any], path: str) -> Any:
     """Return the reference answer at a path; see `value_at`. Raises RowFault if there is none."""
     remedy = "fill it in, or name the column of the reference answer, or keys to it, in data_args.ground_truth"

@@ -34,6 +34,7 @@ from roll.data.rows import (
     column_text,
     example_conversation,
     labelled_conversation,
+    only_given,
     other_references,
     pair_conversations,
     prompt_conversation,
@@ -143,14 +144,14 @@ def _read_prompt(
 ) -> str:
     template_arguments(row)
     read = read_row(row, data_args, sees)
-    conversation = prompt_conversation(read, data_args, sees)
+    conversation = prompt_conversation(only_given(read, row), data_args, sees)
     domain, tag = (None if row.get(column) in (None, "") else str(row[column]) for column in (DOMAIN, data_args.tag))
     label = Label(domain, tag)
-    if (fault := routes.fault(label, data_args.tag)) is not None:
+    if (fault := routes.fault(label, data_args.tag, row)) is not None:
         raise fault
     domain = routes.domains[routes.domain_index(label)]
     if domain in rewards:
-        _check_reference(domain, rewards[domain], read, data_args)
+        _check_reference(domain, rewards[domain], read, row, data_args)
     column = data_args.ground_truth
     if read.get(GROUND_TRUTH) in (None, "") and read.get("answer") is not None:
         column, read = "answer", {**read, GROUND_TRUTH: read["answer"]}  # as `roll.rewards.answers.ground_truth` does
@@ -167,13 +168,15 @@ def _shown(value: object) -> str:
     return f"'{cut}'" if isinstance(value, str) else cut
 
 
-def _check_reference(domain: str, section: RewardConfig, row: Row, data_args: DataConfig) -> None:
-    """Raise RowFault if a built-in reward of the domain cannot use the row. The user's own are left to the run."""
+def _check_reference(domain: str, section: RewardConfig, read: Row, row: Row, data_args: DataConfig) -> None:
+    """Raise RowFault if a built-in reward of the domain cannot use the row that was read. The user's own are left to
+    the run.
+    """
     for part in parts_of(domain, section) if model_reward(domain, section) is None else ():
         check = None if ":" in part.reward else traits_of(load_reward(part.reward)).check_row
         try:
             if check is not None:
-                check(row)
+                check(read)
         except ValueError as error:
             problem = f"'{part.reward}' cannot use the row: {error}; the row has: {', '.join(map(str, row))}"
             where = next((f", as {path}" for path in other_references(row)), "")
