@@ -54,7 +54,7 @@ FETCHED = ("smollm2-135m",)
 MODELS = "models"
 """Subfolder of the examples with `<name>/config.json`, the shapes of well-known models."""
 NO_EXPERIMENTS = (PRESETS, "kubernetes")
-ENDINGS = (".yaml", ".yml")
+YAML_ENDINGS = (".yaml", ".yml")
 """Endings of files of configurations; an experiment's is the first."""
 
 
@@ -144,14 +144,14 @@ def misplaced_file(place: str, given: str, instead: str) -> Fault | None:
         instead: what belongs at the place, or what is wrong with it.
     """
     path = Path(given)
-    file = path if path.suffix in ENDINGS else Path(f"{given}.yaml")
+    file = path if path.suffix in YAML_ENDINGS else Path(f"{given}.yaml")
     if _holds(file, Path.is_file):
         rename = "" if file.suffix == ".yaml" else f"rename it to {file.stem}.yaml, and "
         return Fault(place, f"'{given}' is a file, {instead}", f"{rename}use {flags_of(file)}", "misplaced")
     if any(name == given or name.endswith(f"/{given}") for name in experiments()):
         problem = f"'{given}' is the name of an experiment, {instead}"
         return Fault(place, problem, f"use --config-name {given}", "misplaced")
-    if path.suffix in ENDINGS and "=" not in given:
+    if path.suffix in YAML_ENDINGS and "=" not in given:
         remedy = "correct the path, and use --config-path FOLDER --config-name NAME"
         return Fault(place, f"there is no file '{given}', {instead}", remedy, "not_found")
     return None

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
+from roll.config.shipped import YAML_ENDINGS
 from roll.errors import Fault
 
 SIGNS = ("distributed_type", "compute_environment")
 """Keys that every configuration of accelerate has."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-ENDINGS = (".yaml", ".yml")
 DTYPES = {"no": "fp32", "False": "fp32"}
 """accelerate's names of precisions that are not roll's, as text. YAML reads a bare `no` as false."""
 NONE = (None, "none")
@@ -37,7 +37,7 @@ def is_accelerates(values: Mapping[str, Any]) -> bool:
 
 def read_accelerates(path: str) -> dict[str, Any] | None:
     """Return the configuration of accelerate in a file, or None if the file is none or cannot be read."""
-    if not path.endswith((*ENDINGS, ".json")):
+    if not path.endswith((*YAML_ENDINGS, ".json")):
         return None
     try:
         values = yaml.load(Path(path).expanduser().read_text(encoding="utf-8"), LOADER)  # JSON is YAML

@@ -89,7 +89,7 @@ FOUND = [
 @pytest.mark.parametrize("folder", ["confs", "."])
 @pytest.mark.parametrize("absolute", [False, True])
 @pytest.mark.parametrize(("words", "said"), FOUND)
-def test_file_without_its_flags_is_refused_with_them(
+def test_file_without_flags_is_refused(
     words: list[str],
     said: str,
     absolute: bool,
@@ -110,7 +110,7 @@ def test_file_without_its_flags_is_refused_with_them(
     assert remedy.endswith(f"use --config-path {file.parent} --config-name mine")
 
 
-def test_other_forms_of_an_experiment_are_refused_with_a_flag(
+def test_other_forms_are_refused_with_a_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
