@@ -17,6 +17,8 @@ from roll.types import Bools
 
 DOMAIN = "domain"
 """Column with a row's reward domain."""
+ROWS_READ = 100
+"""Number of rows without a domain that are read again. As many or fewer are named."""
 TAGS = ("data_source", "source", "dataset")
 """Columns that hold the tags in files of other programs, by their usual names."""
 DEFAULT_DOMAIN = "math_rule"
@@ -62,11 +64,15 @@ class DomainRoutes:
     def faults(
         self, labels: Sequence[Label], usable: Bools, tag_column: str, row_at: Callable[[int], Mapping[str, Any]]
     ) -> list[tuple[int, RowFault]]:
-        """Return the position and the fault of each usable row that belongs to no domain. `row_at` reads a row."""
+        """Return the position and the fault of each usable row that belongs to no domain. `row_at` reads one of the
+        first rows, for its remedy: those of further ones are not shown.
+        """
         if DEFAULT_DOMAIN in self.domains:
             return []
         wrong = [place for place, label in enumerate(labels) if usable[place] and self.domain_index(label) < 0]
-        return [(place, self._fault(labels[place], tag_column, row_at(place))) for place in wrong]
+        rows = [row_at(place) for place in wrong[:ROWS_READ]]
+        read = dict(zip(wrong, rows, strict=False))
+        return [(place, self._fault(labels[place], tag_column, read.get(place, {}))) for place in wrong]
 
     def fault(self, label: Label, tag_column: str, row: Mapping[str, Any]) -> RowFault | None:
         """Return the fault of a row that belongs to no domain; None if it belongs to one."""
