@@ -148,7 +148,7 @@ def test_evaluated_run_supplies_sets_sampling_rewards_and_engine(world: Path) ->
     assert (rows.template, rows.prompt) == ("raw", "prompt")
 
 
-def test_a_named_reward_is_used_as_in_the_run(world: Path) -> None:
+def test_a_named_reward_keeps_its_settings(world: Path) -> None:
     marked = "+rewards.sums={reward: last_number, reward_args: {mark: '####'}, passes_at: 0.5, tag_included: [sums]}"
     run = run_folder(world / "run", "pretrain=model", marked, step=7)
     words = [str(run), "--data", "easy.jsonl", "--ground-truth", "answer", "--reward"]
@@ -163,7 +163,7 @@ def test_a_named_reward_is_used_as_in_the_run(world: Path) -> None:
     assert block.reward_args == {} and block.passes_at is None
 
 
-def test_a_named_reward_scores_rows_of_all_tags(world: Path) -> None:
+def test_a_named_reward_scores_all_tags(world: Path) -> None:
     (world / "easy.jsonl").write_text('{"prompt": "1+1=", "ground_truth": "2", "tag": "sums"}\n')
     rewards = ("~rewards.arithmetic", "+rewards.sums={reward: last_number}", "+rewards.others={reward: exact_match}")
     run = run_folder(world / "run", "pretrain=model", "validation.data_args.file_name=easy.jsonl", *rewards, step=7)
