@@ -108,15 +108,14 @@ def reference_at(row: Mapping[str, Any], path: str) -> Any:
     return value_at(row, path, f"data_args.ground_truth is '{path}'", remedy)
 
 
-def other_references(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may be the reference answer of a row without a `ground_truth`, by the path to it."""
-    found: dict[str, Any] = {}
+def other_reference(row: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Return the path and the value of what may be the reference answer of a row without a `ground_truth`."""
     for path in USUAL_REFERENCES if row.get(GROUND_TRUTH) in (None, "") else ():
         try:
-            found[path] = value_at(row, path, "", "")
+            return path, value_at(row, path, "", "")
         except RowFault:
             continue
-    return found
+    return None
 
 
 def value_at(row: Mapping[str, Any], path: str, named: str, remedy: str) -> Any:

@@ -280,12 +280,14 @@ def _rewards(request: Request, of_run: Mapping[str, Any]) -> dict[str, Any]:
         if (block.get("reward") or place.rpartition(".")[2]) == request.reward and not block.get("parts")
     }
     first = next(iter(used.values()), {})
-    differ = any(block.get(key) != first.get(key) for block in used.values() for key in OF_VALUE)
-    if differ and not any(word.startswith(f"rewards.{name}.") for word in request.overrides):
+    differing = [key for key in OF_VALUE if any(block.get(key) != first.get(key) for block in used.values())]
+    given = [key for key in differing if any(word.startswith(f"rewards.{name}.{key}") for word in request.overrides)]
+    if given != differing:
         problem = f"'{request.reward}', but {' and '.join(used)} of the run use it with different settings"
-        remedy = f"leave it out, to score each row as the run does, or set its own: rewards.{name}.reward_args={{...}}"
+        own = ", ".join(f"rewards.{name}.{key}" for key in differing)
+        remedy = f"leave it out, to score each row as the run does, or set {own}"
         raise ConfigError(Fault("--reward", problem, remedy, "contradiction"))
-    return {name: ({} if differ else first) | {"reward": request.reward}}
+    return {name: {key: value for key, value in first.items() if key not in differing} | {"reward": request.reward}}
 
 
 def _reward_blocks(rewards: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

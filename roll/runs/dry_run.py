@@ -35,7 +35,7 @@ from roll.data.rows import (
     example_conversation,
     labelled_conversation,
     only_given,
-    other_references,
+    other_reference,
     pair_conversations,
     prompt_conversation,
     read_row,
@@ -155,10 +155,11 @@ def _read_prompt(
     column = data_args.ground_truth
     if read.get(GROUND_TRUTH) in (None, "") and read.get("answer") is not None:
         column, read = "answer", {**read, GROUND_TRUTH: read["answer"]}  # as `roll.rewards.answers.ground_truth` does
-    others = [f"its {path} is {_shown(value)}" for path, value in other_references(read).items()]
-    but = f", but {' and '.join(others)}: data_args.{GROUND_TRUTH} says where it is" if others else ""
-    asked, reference = _shown(conversation[-1]["content"]), _shown(read.get(GROUND_TRUTH))
-    return f"the first asks {asked}; its {column} is {reference}{but}"
+    said = f"the first asks {_shown(conversation[-1]['content'])}; its {column} is {_shown(read.get(GROUND_TRUTH))}"
+    if other := other_reference(read):
+        path, value = other
+        said += f", but its {path} is {_shown(value)}: data_args.{GROUND_TRUTH}={path} would use that"
+    return said
 
 
 def _shown(value: object) -> str:
@@ -179,7 +180,7 @@ def _check_reference(domain: str, section: RewardConfig, read: Row, row: Row, da
                 check(read)
         except ValueError as error:
             problem = f"'{part.reward}' cannot use the row: {error}; the row has: {', '.join(map(str, row))}"
-            where = next((f", as {path}" for path in other_references(row)), "")
+            where = f", as {other[0]}" if (other := other_reference(row)) else ""
             named = f"name the column of the reference answer in data_args.{GROUND_TRUTH}{where}, or "
             remedy = f"{named if data_args.ground_truth == GROUND_TRUTH else ''}fix or remove the row"
             raise RowFault(f"no reference for '{part.reward}'", problem, remedy, "unfit") from error

@@ -24,7 +24,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import RewardConfig
 from roll.data.chat import TemplateFault
 from roll.data.prompts import Joined, Prompts, PromptSet
-from roll.data.rows import RowFault, other_references
+from roll.data.rows import RowFault, other_reference
 from roll.errors import BadInput, ConfigError, DataError, EnvironmentFailed, Fault
 from roll.hosted.process import HostedProcessFailed
 from roll.rewards.answers import ground_truth
@@ -456,8 +456,8 @@ def _worst(results: Sequence[RewardResult]) -> tuple[str, RewardResult]:
 def _fault(domain: str, part: RewardPart, response: str, result: RewardResult, prompt: Prompt, seconds: float) -> Fault:
     tried = f"'{part.reward}', called with {response} to the first row of its domain,"
     columns = f"the row has the columns {', '.join(map(str, prompt.row))}"
-    if other := next(iter(other_references(prompt.row)), None):
-        columns += f"; data_args.ground_truth={other} would make that its ground_truth"
+    if other := other_reference(prompt.row):
+        columns += f"; data_args.ground_truth={other[0]} would make that its ground_truth"
     problem, remedy = {
         RewardOutcome.CRASHED: (f"{tried} fails: {result.note}", f"fix the function; {columns}"),
         RewardOutcome.TIMED_OUT: (

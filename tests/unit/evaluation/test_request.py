@@ -179,6 +179,8 @@ def test_a_reward_used_in_two_ways_is_ambiguous(world: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         planned(words)
     assert_fault(refused.value.faults, "--reward", "contradiction", "rewards.sums.parts.marked", "rewards.last_number.")
+    with pytest.raises(ConfigError):  # another key does not say with which arguments
+        planned([*words, "rewards.last_number.timeout=3"])
     (block,) = planned([*words, "rewards.last_number.reward_args.mark=Answer"]).config.rewards.values()
     assert block.reward_args == {"mark": "Answer"}
 
