@@ -17,10 +17,9 @@ import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from roll.errors import CheckpointError
 from roll.stores.store import Store, StoreError
+from roll.system.process_start import process_start
 
 LOG = logging.getLogger(__name__)
 LEASE = ".lease.json"
@@ -40,15 +39,15 @@ class Holder:
     host: str
     pid: int
     born: float
-    """Start of the process, in seconds since the epoch."""
+    """Start of the process, in seconds since the boot."""
     machine: str
     """Boot and PID namespace in which `pid` is meant."""
     beat: int
 
     @staticmethod
     def of_this_process() -> Holder:
-        born = psutil.Process().create_time()
-        return Holder(uuid.uuid4().hex, socket.gethostname(), os.getpid(), born, _machine(), 0)
+        pid = os.getpid()
+        return Holder(uuid.uuid4().hex, socket.gethostname(), pid, process_start(pid), _machine(), 0)
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -67,8 +66,8 @@ class Holder:
         if self.machine != _machine():
             return False
         try:
-            return psutil.Process(self.pid).create_time() != self.born
-        except psutil.NoSuchProcess:
+            return process_start(self.pid) != self.born
+        except ProcessLookupError:
             return True
 
 

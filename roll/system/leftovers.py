@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 
 from roll.system.orphans import is_alive
+from roll.system.process_start import boot_time, process_start
 
 SHARED_MEMORY = Path("/dev/shm")
-CLOCK_SLACK = 1.0
-"""Largest error in seconds of a process's start time, which the kernel counts from the boot of the machine."""
+CLOCK_SLACK = 0.1
+"""Largest error in seconds of a start and of a file's time, which are both counted in ticks of the kernel."""
 
 
 class Leftovers:
@@ -25,6 +26,7 @@ class Leftovers:
         """`record` is a file that lists the shared-memory files for a later run, in case this one is killed."""
         self._record = record
         self._processes: set[psutil.Process] = set()
+        self._began = math.inf  # the first start of a worker, in seconds since the boot
         self._files: set[Path] = set()
         self._looks = threading.Lock()
 
@@ -32,14 +34,15 @@ class Leftovers:
         """Record the current processes and files. Call early and often: a dead process's files cannot be found."""
         with self._looks:
             for pid in pids:
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                     process = psutil.Process(pid)
                     if any(known.pid == pid and known != process for known in self._processes):
                         continue  # the known process has ended, and another one has got its id
+                    self._began = min(self._began, process_start(pid))
                     self._processes |= {process, *process.children(recursive=True)}
             # Files that are older than all of these processes, such as a model that a user keeps in memory, are not
             # theirs.
-            began = min((process.create_time() for process in self._processes), default=math.inf) - CLOCK_SLACK
+            began = boot_time() + self._began - CLOCK_SLACK
             there = {facts.st_ino: file for file, facts in _shared_files() if facts.st_ctime >= began}
             for process in filter(psutil.Process.is_running, self._processes):
                 self._files |= {there[inode] for inode in _mapped(process.pid) if inode in there}

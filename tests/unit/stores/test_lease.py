@@ -33,6 +33,13 @@ def test_a_living_holder_keeps_others_out(store: Store) -> None:
         Lease(store).__enter__()
 
 
+def test_a_clock_that_is_set_ends_no_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lease(store):
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 0.0)  # Linux adds the difference to the boot
+        with pytest.raises(CheckpointError, match="another run"):
+            Lease(store).__enter__()
+
+
 def test_lease_of_silent_host_is_taken_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "GONE", limits.EXPIRY)
     elsewhere = replace(Holder.of_this_process(), machine="another", host="far")
