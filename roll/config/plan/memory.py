@@ -92,7 +92,7 @@ def estimate(plan: RolePlan, role: RoleConfig, shape: ModelShape, longest: int) 
         if plan.on_cpu:
             return RoleMemory({"weights": weights, "kv_cache": traits.memory.cpu_cache})
         state = shape.delta.state_bytes(width, devices) if shape.delta else 0
-        least = longest * shape.kv_bytes(width, devices) + state
+        least = longest * (shape.kv_bytes(width, devices) + width * traits.memory.draft_cache // devices) + state
         held = {"weights": weights, "kv_cache": least}
         if traits.memory.cache is not None:
             return RoleMemory(held, reserved_bytes=weights + traits.memory.cache)

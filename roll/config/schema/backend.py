@@ -44,6 +44,8 @@ class EngineMemory:
     """Bytes of each weight of the linear layers, if the engine quantises them."""
     draft: int = 0
     """Bytes of the weights that propose tokens in speculative decoding."""
+    draft_cache: int = 0
+    """Numbers of the draft's KV cache for a token, over all devices of a rank."""
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,17 @@ class SpeculativeConfig(StrictConfig):
         """Return the size of the draft's weights; 0 without a draft."""
         return sum(file.stat().st_size for file in Path(self.draft).glob("*.safetensors")) if self.draft else 0
 
+    @property
+    def draft_cache(self) -> int:
+        """Return how many numbers of KV cache the draft has for a token; 0 without a draft whose shape is known."""
+        from roll.config.derived.model_shape import read_shape
+
+        try:
+            shape = read_shape(Path(self.draft) / "config.json") if self.draft else None
+        except ValueError:  # `faults` reports it
+            shape = None
+        return shape.kv_bytes(1, 1) if shape else 0
+
     def arguments(self) -> dict[str, Any]:
         """Return vLLM's `speculative_config`."""
         shared = {"method": self.method, "num_speculative_tokens": self.tokens}
@@ -247,6 +258,7 @@ class VllmStrategyConfig(StrategyConfig):
                 cache=engine.kv_cache_bytes,
                 linear_width=None if engine.quantization is None else 1,
                 draft=engine.speculative.draft_bytes if engine.speculative else 0,
+                draft_cache=engine.speculative.draft_cache if engine.speculative else 0,
             ),
         )
 

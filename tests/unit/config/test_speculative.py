@@ -102,15 +102,18 @@ def test_routers_are_not_replayed_with_drafts(tmp_path: Path) -> None:
 
 
 def test_memory_has_the_draft(tmp_path: Path) -> None:
-    draft = str(write(tmp_path / "small"))
+    draft = str(write(tmp_path / "small", num_hidden_layers=3))
     shape = read_shape(write(tmp_path / "model") / "config.json")
     assert shape
-    weights = []
+    planned = []
     for block in (None, {"method": "draft_model", "draft": draft}):
         engine = {"strategy_name": "vllm", "strategy_config": {"speculative": block}}
         config = experiment(
             {"world_size": 1}, "math_rule", actor_infer={"strategy_args": engine, "device_mapping": [0]}
         )
         plan = place("actor_infer", config.actor_infer, 10)
-        weights.append(estimate(plan, config.actor_infer, shape, 10).device["weights"])
-    assert weights[1] - weights[0] == WEIGHTS
+        planned.append(estimate(plan, config.actor_infer, shape, 10).device)
+    plain, drafted = planned
+    assert drafted["weights"] - plain["weights"] == WEIGHTS
+    keys_and_values = 2 * 3 * 2 * 32  # three layers with two key-value heads of 32 numbers
+    assert drafted["kv_cache"] - plain["kv_cache"] == 10 * 2 * keys_and_values
