@@ -28,6 +28,10 @@ FILES = ("parquet", "json", "csv", "arrow")
 """Names for `load_dataset` that stand for a kind of file."""
 LOADS = ("load_dataset", "load_from_disk", "from_parquet", "from_json", "from_csv")
 """Functions and methods of `datasets` that read rows."""
+TRAINED, HELD_OUT = ("dataset_name", "dataset_train_split"), ("eval_dataset", "dataset_test_split")
+"""Keys for the name of a set and its split: of the rows to train on, and of those held out."""
+HOLDS_OUT = "train_test_split"
+"""Method of a set that holds rows out, for which no split of the file stands."""
 SAME_ROWS = ("shuffle", "with_format", "flatten_indices")
 """Methods of a set after which roll draws from the same rows."""
 
@@ -65,7 +69,7 @@ def training_script(text: str, module: str) -> TrainingScript | None:
         reader.computed += [ast.unparse(value) for value in call.args[len(names) :]]
         for keyword in call.keywords:
             reader.argument(keyword.arg, keyword.value)
-    return TrainingScript(calls[0][0][1].lower(), reader.keys, tuple(reader.computed), tuple(reader.changes))
+    return TrainingScript(calls[0][0][1].lower(), reader.keys, tuple(reader.computed), reader.changes)
 
 
 def _named(node: ast.AST) -> re.Match[str] | None:
@@ -78,7 +82,8 @@ class _Reader:
     """Collects keys, and follows names to the values that the script assigns to them once."""
 
     def __init__(self, tree: ast.Module, module: str) -> None:
-        self.keys, self.computed, self.changes = dict[str, Any](), list[str](), list[str]()
+        self.keys, self.computed = dict[str, Any](), list[str]()
+        self._changes: dict[str, list[str]] = {}
         self._functions = {
             node.name: f"{module}:{node.name}" for node in tree.body if isinstance(node, ast.FunctionDef)
         }
@@ -89,14 +94,21 @@ class _Reader:
             self._assigned.setdefault(name, []).append(value)
         self._values = {name: values[0] for name, values in self._assigned.items() if len(values) == 1}
 
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Methods by which the script changes the rows of its sets."""
+        return tuple(name for names in self._changes.values() for name in names)
+
     def argument(self, name: str | None, value: ast.expr) -> None:
         """Read an argument of a configuration or a trainer. None: the `**` of a mapping."""
         if name == "model":
             self.model(value)
         elif name == "train_dataset":
-            self.rows(value)
+            self._changes[name] = self.rows(value, TRAINED)
+        elif name == "eval_dataset":
+            self._changes[name] = self.rows(value, HELD_OUT)
         elif name == "reward_funcs":
-            self.keys[name] = self._rewards(value)
+            self.rewards(value)
         elif name == "peft_config":
             self.adapter(value)
         elif name is None:
@@ -128,12 +140,12 @@ class _Reader:
             node = node.args[0]
         self.take("model_name_or_path", node)
 
-    def rows(self, node: ast.expr) -> None:
-        """Add the set or the files that the rows are read from, and how the script then changes them."""
+    def rows(self, node: ast.expr, keys: tuple[str, str]) -> list[str]:
+        """Add the set or the files that the rows are read from. Return the methods by which the script changes them."""
         split: ast.expr | None = None
-        self.changes.clear()
+        changes: list[str] = []
         seen: set[str] = set()  # names whose values come from each other
-        while (inner := self._before(node)) is not None:
+        while (inner := self._before(node, changes)) is not None:
             node, step = inner
             if isinstance(step, ast.Name) and step.id in seen:
                 break
@@ -141,9 +153,13 @@ class _Reader:
             if isinstance(step, ast.Subscript):
                 split = split or step.slice
             elif isinstance(step, ast.Call) and (name := _called(step)) not in SAME_ROWS:
-                self.changes.insert(0, name)
+                changes.insert(0, name)
+        if keys == HELD_OUT and HOLDS_OUT in changes:
+            self.computed.append(keys[0])
+            return []
         if not isinstance(node, ast.Call) or _called(node) not in LOADS:
-            return self._take_rows(node)
+            self.take(keys[0], node)
+            return changes if keys[0] in self.keys else []
         named = {keyword.arg: self._followed(keyword.value) for keyword in node.keywords}
         first = self._followed(node.args[0]) if node.args else named.get("path", node)
         split = self._followed(named.get("split") or split or ast.Constant("train"))
@@ -154,14 +170,10 @@ class _Reader:
             self.take("dataset_config", config)
         if isinstance(first, ast.Dict):
             first, split = self._file_of(first, split), ast.Constant("train")
-        if not (isinstance(split, ast.Constant) and split.value == "train"):
-            self.take("dataset_train_split", split)
-        return self._take_rows(first)
-
-    def _take_rows(self, node: ast.expr) -> None:
-        self.take("dataset_name", node)
-        if "dataset_name" not in self.keys:
-            self.changes.clear()
+        self.take(keys[0], first)
+        if keys == HELD_OUT or not (isinstance(split, ast.Constant) and split.value == "train"):
+            self.take(keys[1], split)
+        return changes if keys[0] in self.keys else []
 
     def _file_of(self, files: ast.Dict, split: ast.expr) -> ast.expr:
         """Return the files of a split; those of the only one, if it has another name."""
@@ -173,10 +185,11 @@ class _Reader:
         except (ValueError, TypeError):
             return files
 
-    def _before(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    def _before(self, node: ast.expr, changes: list[str]) -> tuple[ast.expr, ast.expr] | None:
         """Return the set before the last step of `load_dataset(...)["train"].map(...)`, and that step.
 
-        The step of a name is its value. A name may be assigned again if its values come from the one before.
+        The step of a name is its value. A name may be assigned again if its values come from the one before; the
+        methods by which they do are added to `changes`.
         """
         if isinstance(node, ast.Name):
             values = self._assigned.get(node.id, [])
@@ -184,7 +197,7 @@ class _Reader:
             if len(first) != 1:
                 return None
             later = [value for value in values if value is not first[0]]
-            self.changes[:0] = [name for value in later for name in _methods(value) if name not in SAME_ROWS]
+            changes[:0] = [name for value in later for name in _methods(value) if name not in SAME_ROWS]
             return first[0], node
         inner = _inner(node)
         return None if inner is None else (inner, node)
@@ -217,14 +230,22 @@ class _Reader:
             return [self._value(one) for one in node.elts]
         return ast.literal_eval(node)
 
-    def _rewards(self, node: ast.expr) -> Any:
-        """Return the names of reward functions, or their texts where the script computes them."""
+    def rewards(self, node: ast.expr) -> None:
+        """Add the names of reward functions, or their texts where the script computes them, and of a reward model,
+        which is written as a text.
+        """
         node = self._followed(node)
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self._rewards(one) for one in node.elts]
+        found = [self._followed(one) for one in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
+        models = [one for one in found if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        if models:
+            self.take("reward_model_name_or_path", models[0])
+        if names := [self._function(one) for one in found if one not in models[:1]]:
+            self.keys["reward_funcs"] = names
+
+    def _function(self, node: ast.expr) -> str:
         if isinstance(node, ast.Name) and node.id in self._functions:
             return self._functions[node.id]
-        return node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+        return str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
 
 
 def _called(node: ast.Call) -> str:

@@ -114,7 +114,7 @@ def _names(source: Source, draft: Draft) -> None:
     draft.put(f"{at}.chat_template_kwargs", source.get("chat_template_kwargs"))
     if held_out is not None:
         draft.put("validation.data_args.file_name", held_out)
-        draft.put("validation.data_args.split", of_held_out)
+        draft.put("validation.data_args.split", of_held_out if of_held_out != "train" else None)
 
 
 def _files(source: Source, draft: Draft, validates: bool) -> tuple[Any, str, Any, str]:
@@ -132,7 +132,7 @@ def _files(source: Source, draft: Draft, validates: bool) -> tuple[Any, str, Any
         if name is None:
             draft.note("assumed", "dataset_name", "data/train.jsonl")
         files = as_files(name or "data/train.jsonl")
-        return files, split, files if validates else None, held_out
+        return files, split, as_files(source.get("eval_dataset") or files) if validates else None, held_out
     entries = [entry for entry in mixture if isinstance(entry, Mapping)]
     splits = [(entry.get("id") or entry.get("path"), str(entry.get("split", "train"))) for entry in entries]
     trained = [(name, one) for name, one in splits if not one.startswith("test")]

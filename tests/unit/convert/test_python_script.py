@@ -172,6 +172,48 @@ def test_computed_files_are_said(rows: str) -> None:
     assert found is not None and (found.computed, found.changes) == (("dataset_name",), ())
 
 
+@pytest.mark.parametrize(
+    ("held_out", "keys", "computed"),
+    [
+        ("d['test']", {"eval_dataset": "a/b", "dataset_test_split": "test"}, ()),
+        ("load_dataset('json', data_files='c')['train']", {"eval_dataset": "c", "dataset_test_split": "train"}, ()),
+        ("load_dataset('e', split='validation')", {"eval_dataset": "e", "dataset_test_split": "validation"}, ()),
+        ("load_dataset('e', split='train').train_test_split(0.1)['test']", {}, ("eval_dataset",)),
+        ("make('e')", {}, ("eval_dataset",)),
+        ("None", {"eval_dataset": None}, ()),
+    ],
+)
+def test_held_out_rows_are_read(held_out: str, keys: dict[str, Any], computed: tuple[str, ...]) -> None:
+    text = f"d = load_dataset('a/b')\nSFTTrainer('m', train_dataset=d['train'], eval_dataset={held_out})"
+    found = training_script(text, "x")
+    assert found is not None and found.computed == computed
+    assert found.keys == {"model_name_or_path": "m", "dataset_name": "a/b", **keys}
+
+
+def test_held_out_rows_are_validated_on(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = SCRIPT.replace("max_steps=3", "max_steps=3, eval_strategy='steps'").replace(
+        "train_dataset=rows", "train_dataset=rows, eval_dataset=load_dataset('json', data_files='x.jsonl')['train']"
+    )
+    (working_folder / "train_it.py").write_text(text)
+    found = converted(capsys, "train_it.py")
+    assert found["validation"]["data_args"]["file_name"] == "x.jsonl"
+    assert "split" not in found["validation"]["data_args"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "keys"),
+    [
+        ("'org/judge'", {"reward_model_name_or_path": "org/judge"}),
+        ("['org/judge']", {"reward_model_name_or_path": "org/judge"}),
+        ("[f, 'org/judge']", {"reward_model_name_or_path": "org/judge", "reward_funcs": ["f"]}),
+        ("['a/b', 'c/d']", {"reward_model_name_or_path": "a/b", "reward_funcs": ["c/d"]}),
+    ],
+)
+def test_a_text_is_a_reward_model(rewards: str, keys: dict[str, Any]) -> None:
+    found = training_script(f"GRPOTrainer('m', reward_funcs={rewards})", "x")
+    assert found is not None and (found.keys, found.computed) == ({"model_name_or_path": "m", **keys}, ())
+
+
 def test_changed_rows_are_said(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([VERLS_ROW]), working_folder / "rows.parquet")
     (working_folder / "train_it.py").write_text(SCRIPT.replace(".shuffle(seed=1)", ".map(f)"))
