@@ -228,7 +228,14 @@ class _Reader:
         node = self._followed(node)
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(one) for one in node.elts]
-        return ast.literal_eval(node)
+        if isinstance(node, ast.Dict):
+            if None in node.keys:
+                raise ValueError("it takes in another mapping")
+            return {self._value(key): self._value(of) for key, of in zip(node.keys, node.values, strict=True) if key}
+        found = ast.literal_eval(node)
+        if not isinstance(found, str | int | float | None):
+            raise ValueError(f"no value of a configuration: {found!r}")  # `...` stands for what a page leaves out
+        return found
 
     def rewards(self, node: ast.expr) -> None:
         """Add the names of reward functions, or their texts where the script computes them, and of a reward model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,11 +68,7 @@ def converted(path: Path, wishes: Wishes) -> tuple[Draft, Source]:
         ) from error
     source = _from_mapping(path, text, wishes) or _from_python(path, text, wishes) or _from_script(path, text, wishes)
     if source is None:
-        remedy = (
-            "give a configuration of TRL (YAML or JSON), a Python script that builds a trainer of TRL, or a shell "
-            "script with a command of verl, OpenRLHF or TRL"
-        )
-        raise ConfigError(Fault(str(path), "it is for none of TRL, verl and OpenRLHF", remedy, "not_supported"))
+        raise ConfigError(_why_none(path, text))
     draft = translate_source(source)
     for key in source.computed:
         draft.note("lost", key, "the script computes its value, and no script is run")
@@ -143,6 +140,26 @@ def _trl(
         return None
     number = wishes.gpus or gpus or 1
     return Source("TRL", trainer, rules, keys, number, launcher, wishes.rows)
+
+
+def _why_none(path: Path, text: str) -> Fault:
+    """Return the fault of a file from which nothing was read."""
+    if path.suffix == ".py":
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            return Fault(
+                f"{path}:{line}" if line else str(path),
+                f"it is no valid Python: {error}",
+                "fix the script",
+                "malformed",
+            )
+    remedy = (
+        "give a configuration of TRL (YAML or JSON), a Python script that builds a trainer of TRL, or a shell "
+        "script with a command of verl, OpenRLHF or TRL"
+    )
+    return Fault(str(path), "it is for none of TRL, verl and OpenRLHF", remedy, "not_supported")
 
 
 def _from_python(path: Path, text: str, wishes: Wishes) -> Source | None:

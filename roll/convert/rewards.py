@@ -13,8 +13,10 @@ UNSET = "???"
 
 
 def reward_name(written: Any) -> str:
-    """Return a name for a domain or a part: that of the function in `module:function`, or of a file without `.py`."""
-    last = re.split(r"[/:.]", re.sub(r"\.py$", "", str(written).strip()))[-1]
+    """Return a name for a domain or a part: that of the function in `module:function` or in a call that makes it, or of
+    a file without `.py`.
+    """
+    last = re.split(r"[/:.]", re.sub(r"\.py$|\(.*", "", str(written).strip(), flags=re.DOTALL))[-1]
     return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_") or "reward_func"
 
 

@@ -133,8 +133,9 @@ def put_adapter(
     """Add a LoRA adapter to a role, with `variants` of it, by their keys here. No adapter if the rank is 0."""
     if rank <= 0:
         return
-    if draft.at("pipeline") == "rlvr" and EXPERTS.search(str(draft.at("pretrain"))):
-        draft.put("weight_sync.lora", "merged")  # vLLM cannot load adapters on fused experts
+    is_fp32 = draft.at(f"{role}.model_args.dtype") == "fp32"
+    if draft.at("pipeline") == "rlvr" and (is_fp32 or EXPERTS.search(str(draft.at("pretrain")))):
+        draft.put("weight_sync.lora", "merged")  # vLLM loads no adapters in fp32, or on fused experts
     names = targets if isinstance(targets, str) else ",".join(map(str, targets or ["all-linear"]))
     draft.put(f"{role}.model_args.lora_target", names.strip("[]").replace(" ", ""))
     draft.put(f"{role}.model_args.lora_rank", rank)

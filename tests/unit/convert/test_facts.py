@@ -316,3 +316,19 @@ def test_part_of_a_file_is_said(name: str, split: str | None, draft: Any) -> Non
     found = draft({**TRL, "dataset_name": name, "dataset_train_split": "train[:9]"})
     assert found.at("actor_train.data_args.split") == split
     assert any(note.place == "dataset_train_split" for note in found.of_kind("lost")) == (split is None)
+
+
+@pytest.mark.parametrize(
+    ("given", "narrowed"),
+    [({}, ""), ({"top_p": 1.0, "top_k": 0}, ""), ({"top_k": 10}, "top_k"), ({"top_p": 0.9}, "top_p")],
+)
+def test_no_correction_of_a_part_of_the_distribution(given: dict[str, Any], narrowed: str, draft: Any) -> None:
+    found = draft({**TRL, "use_vllm": True, **given})
+    assert found.at("mismatch_correction") == (None if narrowed else "seq_mis")
+    said = [note.said for note in found.of_kind("changed") if note.place == "vllm_importance_sampling_correction"]
+    assert [narrowed in one for one in said] == ([True] if narrowed else [])
+
+
+@pytest.mark.parametrize(("bf16", "synced"), [(True, None), (False, "merged")])
+def test_adapters_in_fp32_are_merged(bf16: bool, synced: str | None, draft: Any) -> None:
+    assert draft({**TRL, "use_peft": True, "bf16": bf16}).at("weight_sync.lora") == synced

@@ -83,6 +83,26 @@ def test_models_and_mappings_of_a_trainer_are_read() -> None:
     assert loaded is not None and loaded.keys["model_name_or_path"] == "a/b"
 
 
+def test_what_a_page_leaves_out_is_computed(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "GRPOTrainer('m', reward_funcs=[make(x=1.5), make(x=2.5)], train_dataset=..., wishes={'a': ..., **more})"
+    found = training_script(text, "x")
+    assert found is not None and found.computed == ("dataset_name", "wishes")
+    (working_folder / "page.py").write_text(text)
+    assert list(converted(capsys, "page.py")["rewards"]["make"]["parts"]) == ["make", "make_1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("\ntrainer = SFTTrainer(model='m', ...)", "page.py:2"), ("def broken(:", "page.py:1"), ("x = '\0'", "page.py")],
+)
+def test_invalid_python_is_said(
+    text: str, place: str, working_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (working_folder / "page.py").write_text(text)
+    assert main(["page.py"]) == 2
+    assert f"{place}: it is no valid Python" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["x = 1", "def broken(:", "GRPO = 1"])
 def test_other_python_is_no_training_script(text: str, working_folder: Path) -> None:
     assert training_script(text, "x") is None
