@@ -268,7 +268,7 @@ def _policy_loss(source: Source, draft: Draft) -> None:
 
 
 def _correction(source: Source, draft: Draft) -> None:
-    """Set the correction of the mismatch, which TRL also makes if the engine samples from a part of the distribution."""
+    """Set the correction of the mismatch, unless the engine samples from a part of its distribution."""
     if not (source.get("use_vllm") and source.get("vllm_importance_sampling_correction")):
         return
     sampled = draft.at("actor_infer.generating_args") or {}
