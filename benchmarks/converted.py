@@ -2,12 +2,12 @@
 
     python benchmarks/converted.py FOLDER... [--at-least 50] [--faults] [--notes]
 
-Read are shell scripts, YAML files below folders `recipes` and `examples`, and the commands in the docstrings of Python
-files and in the pages. Those that start no training of one of the programs are left out. Each of the others is
-translated by `python -m roll.convert`, with 7,473 rows and, where a file does not say it, 8 GPUs, and its experiment is
-planned with `dry_run=true` in this process, with math_rule in the place of each reward of its own. Printed for each: 0
-(planned), 2 (refused by roll) or - (about images, or no training), the number of keys, of those not translated, and the
-first fault.
+Read are shell scripts, YAML files below folders `recipes` and `examples`, the commands in the docstrings of Python
+files and in the pages, and the Python that builds a trainer of TRL: scripts, notebooks and parts of pages. Those that
+start no training of one of the programs are left out. Each of the others is translated by `python -m roll.convert`,
+with 7,473 rows and, where a file does not say it, 8 GPUs, and its experiment is planned with `dry_run=true` in this
+process, with math_rule in the place of each reward of its own. Printed for each: 0 (planned), 2 (refused by roll) or -
+(about images, or no training), the number of keys, of those not translated, and the first fault.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import re
 import sys
 import tempfile
@@ -36,6 +37,8 @@ DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 COMMAND = re.compile(
     r"^(?:CUDA_VISIBLE_DEVICES=\S+ )?(?:accelerate launch|trl|python|python3|deepspeed) (?:.*\\\n)*.*", re.MULTILINE
 )
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+TRAINER = re.compile(r"\b(?:GRPO|RLOO|SFT|DPO|KTO|ORPO|Reward)Trainer\(")
 FOLDERS = ("recipes", "examples")
 
 
@@ -87,27 +90,40 @@ def translated(folder: Path) -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory(prefix="converted-") as work, contextlib.chdir(work):
         for file in sorted(folder.rglob("*")):
             name = f"{folder.name}/{file.relative_to(folder)}"
-            for number, text in enumerate(texts(file, folder)):
-                source = Path(work, *file.relative_to(folder).parent.parts[-3:], file.name)
+            for number, (suffix, text) in enumerate(texts(file, folder)):
+                source = Path(work, *file.relative_to(folder).parent.parts[-3:], file.name).with_suffix(suffix)
                 source.parent.mkdir(parents=True, exist_ok=True)
-                source = source.with_suffix({".py": ".sh", ".md": ".sh"}.get(file.suffix, file.suffix))
                 source.write_text(text, encoding="utf-8")
                 variables = {"HOME": "/root", "PWD": str(folder)}
                 if found := outcome(source, f"{name}:{number}" if number else name, Path(work), variables):
                     yield found
 
 
-def texts(file: Path, folder: Path) -> list[str]:
-    """Return the configurations in a file: the whole file, or the commands on a page or in a docstring."""
-    if file.suffix == ".sh" and file.is_file():
-        return [file.read_text(encoding="utf-8")]
+def texts(file: Path, folder: Path) -> list[tuple[str, str]]:
+    """Return the configurations in a file, with the suffix of such a file: the whole file, or parts of it."""
     if file.suffix in (".yaml", ".yml"):
-        return [file.read_text(encoding="utf-8")] if set(FOLDERS) & set(file.relative_to(folder).parts) else []
-    if file.suffix in (".py", ".md") and file.is_file() and "tests" not in file.parts:
-        text = file.read_text(encoding="utf-8", errors="replace")
-        parts = FENCED.findall(text) or (DOCSTRING.findall(text) if file.suffix == ".py" else [])
-        return [command for part in parts for command in COMMAND.findall(part)]
-    return []
+        below = set(FOLDERS) & set(file.relative_to(folder).parts)
+        return [(file.suffix, file.read_text(encoding="utf-8"))] if below else []
+    if not file.is_file() or file.suffix not in (".sh", ".py", ".md", ".ipynb"):
+        return []
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if file.suffix == ".sh":
+        return [(".sh", text)]
+    if "tests" in file.parts:
+        return []
+    commands = FENCED.findall(text) or (DOCSTRING.findall(text) if file.suffix == ".py" else [])
+    scripts = {".md": PYTHON.findall, ".ipynb": lambda text: [code_of(text)]}.get(file.suffix, lambda text: [text])
+    return [
+        *((".sh", command) for part in commands for command in COMMAND.findall(part)),
+        *((".py", script) for script in scripts(text) if TRAINER.search(script)),
+    ]
+
+
+def code_of(notebook: str) -> str:
+    """Return the Python of a notebook, without commands of the shell and of IPython."""
+    cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+    lines = "\n".join("".join(source) for source in cells).splitlines()
+    return "\n".join(re.sub(r"^(\s*)[!%].*", r"\1pass", line) for line in lines)
 
 
 def outcome(source: Path, name: str, work: Path, variables: Mapping[str, str]) -> Outcome | None:
@@ -116,6 +132,8 @@ def outcome(source: Path, name: str, work: Path, variables: Mapping[str, str]) -
         draft, read = converted(source, Wishes(gpus=None, rows=ROWS, variables=variables))
         if read.program == "TRL" and read.gpus == 1:
             draft, read = converted(source, Wishes(gpus=GPUS, rows=ROWS))
+        if source.suffix == ".py" and read.given and "pretrain" not in draft.values:
+            draft.put("pretrain", "org/model")  # the script or the page leaves it open
         if not name.endswith(".sh") and "pretrain" not in draft.values:
             return None  # a fragment
     except ConfigError as error:
@@ -133,7 +151,7 @@ def outcome(source: Path, name: str, work: Path, variables: Mapping[str, str]) -
         except (ConfigError, DataError) as error:
             faults = error.faults
     lost = [note.place for note in draft.of_kind("lost")]
-    return Outcome(name, len(read.given), lost, faults)
+    return Outcome(name, len(read.given) + len(read.computed), lost, faults)
 
 
 def unset(block: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ CALLED = re.compile(r"(GRPO|RLOO|SFT|DPO|KTO|ORPO|Reward)(Config|Trainer)")
 ADAPTER = {key: key for key in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
 OF_PEFT = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Defaults of a `LoraConfig`, which are not those of TRL's command line."""
+KIND_OF_BITS, COMPUTED_IN = "bnb_4bit_quant_type", "bnb_4bit_compute_dtype"
+OF_BITS = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
+"""Arguments of a `BitsAndBytesConfig` with another name in TRL. Its 4 bits are fp4 by default, and TRL's nf4."""
 OBJECTS = ("args", "processing_class", "tokenizer")
 """Arguments of a trainer whose values are read elsewhere: the configuration, and what the model brings."""
 SAMPLED = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
@@ -90,9 +93,11 @@ class _Reader:
         self._functions |= _imported(tree)
         self._of_model: list[str] = []
         self._assigned: dict[str, list[ast.expr]] = {}
-        for name, value in _assignments(tree):
+        for name, value in _assignments(ast.walk(tree)):
             self._assigned.setdefault(name, []).append(value)
-        self._values = {name: values[0] for name, values in self._assigned.items() if len(values) == 1}
+        self._in_order: dict[str, list[ast.expr]] = {}  # without those in functions and branches
+        for name, value in _assignments(tree.body):
+            self._in_order.setdefault(name, []).append(value)
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -111,6 +116,8 @@ class _Reader:
             self.rewards(value)
         elif name == "peft_config":
             self.adapter(value)
+        elif name == "quantization_config":
+            self.bits(value)
         elif name is None:
             self.computed.append(f"**{ast.unparse(value)}")
         elif name not in OBJECTS:
@@ -129,16 +136,40 @@ class _Reader:
             self.keys.pop(key, None)
         self._of_model.clear()
         node = self._followed(node)
+        if isinstance(node, ast.Call) and _called(node) == "get_peft_model" and len(node.args) > 1:
+            self.adapter(node.args[1])
+            node = self._followed(node.args[0])
         if isinstance(node, ast.Call) and _called(node) == "from_pretrained" and node.args:
             for keyword in node.keywords:
                 key = "model_revision" if keyword.arg == "revision" else keyword.arg
                 if key is None:
                     self.computed.append(f"**{ast.unparse(keyword.value)}")
+                elif key == "quantization_config":
+                    self.bits(keyword.value)
                 elif key not in self.keys:
                     self._of_model.append(key)
                     self.take(key, keyword.value)
             node = node.args[0]
         self.take("model_name_or_path", node)
+
+    def bits(self, node: ast.expr) -> None:
+        """Add the keys of a `BitsAndBytesConfig`."""
+        node = self._followed(node)
+        if not isinstance(node, ast.Call) or _called(node) != "BitsAndBytesConfig" or node.args:
+            self.computed.append("quantization_config")
+            return
+        for keyword in node.keywords:
+            key = OF_BITS.get(keyword.arg or "", keyword.arg)
+            if key is None:
+                self.computed.append(f"**{ast.unparse(keyword.value)}")
+            elif key == COMPUTED_IN:
+                self.keys[key] = ast.unparse(keyword.value)
+            else:
+                self._of_model.append(key)
+                self.take(key, keyword.value)
+        if "load_in_4bit" in self.keys:
+            self._of_model.append(KIND_OF_BITS)
+            self.keys.setdefault(KIND_OF_BITS, "fp4")
 
     def rows(self, node: ast.expr, keys: tuple[str, str]) -> list[str]:
         """Add the set or the files that the rows are read from. Return the methods by which the script changes them."""
@@ -218,11 +249,19 @@ class _Reader:
                 self.take(ADAPTER.get(keyword.arg, f"lora_{keyword.arg}"), keyword.value)
 
     def _followed(self, node: ast.expr) -> ast.expr:
-        seen = set[str]()
-        while isinstance(node, ast.Name) and node.id in self._values and node.id not in seen:
-            seen.add(node.id)
-            node = self._values[node.id]
+        """Return the value of a name: what is assigned to it once, or else, outside of functions and branches, last."""
+        seen = list[ast.expr]()
+        while isinstance(node, ast.Name) and (value := self._value_of(node)) is not None and value not in seen:
+            seen.append(value)
+            node = value
         return node
+
+    def _value_of(self, name: ast.Name) -> ast.expr | None:
+        values = self._assigned.get(name.id, [])
+        if len(values) == 1:
+            return values[0]
+        before = [value for value in values if value.lineno < name.lineno]
+        return before[-1] if before and before == self._in_order.get(name.id, [])[: len(before)] else None
 
     def _value(self, node: ast.expr) -> Any:
         node = self._followed(node)
@@ -295,7 +334,14 @@ def _imported(tree: ast.Module) -> dict[str, str]:
     }
 
 
-def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            yield node.targets[0].id, node.value
+def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that are assigned, with their values, also of `a, b = x, y`."""
+    for node in nodes:
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target, value = node.targets[0], node.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            pairs = [*zip(target.elts, value.elts, strict=True)]
+        else:
+            pairs = [(target, value)]
+        yield from ((name.id, of) for name, of in pairs if isinstance(name, ast.Name))

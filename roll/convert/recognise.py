@@ -148,13 +148,9 @@ def _why_none(path: Path, text: str) -> Fault:
         try:
             ast.parse(text)
         except (SyntaxError, ValueError) as error:
-            line = getattr(error, "lineno", None)
-            return Fault(
-                f"{path}:{line}" if line else str(path),
-                f"it is no valid Python: {error}",
-                "fix the script",
-                "malformed",
-            )
+            line, said = getattr(error, "lineno", None), getattr(error, "msg", error)
+            place = f"{path}:{line}" if line else str(path)
+            return Fault(place, f"it is no valid Python: {said}", "fix the script", "malformed")
     remedy = (
         "give a configuration of TRL (YAML or JSON), a Python script that builds a trainer of TRL, or a shell "
         "script with a command of verl, OpenRLHF or TRL"

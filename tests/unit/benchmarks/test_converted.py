@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,5 +47,20 @@ def test_sources_are_translated_planned_and_counted(
 
 def test_commands_of_pages_and_docstrings_are_found(checkout: Path) -> None:
     (checkout / "run.py").write_text(f'"""Run it.\n\n{SCRIPT}"""\nx = 1\n', encoding="utf-8")
-    assert texts(checkout / "run.py", checkout) == [SCRIPT.rstrip("\n")]
-    assert texts(checkout / "docs" / "page.md", checkout) == [SCRIPT.rstrip("\n")]
+    assert texts(checkout / "run.py", checkout) == [(".sh", SCRIPT.rstrip("\n"))]
+    assert texts(checkout / "docs" / "page.md", checkout) == [(".sh", SCRIPT.rstrip("\n"))]
+
+
+def test_python_that_builds_a_trainer_is_found(checkout: Path) -> None:
+    trains = "SFTTrainer('m', train_dataset='a.jsonl')\n"
+    cells = [("markdown", [trains]), ("code", ["!pip install trl\n", "if x:\n", "  %cd y\n"]), ("code", [trains])]
+    notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells]}
+    found = {
+        "run.py": (trains, [(".py", trains)]),
+        "idle.py": ("x = 1\n", []),
+        "page.md": (f"```python\n{trains}```\n\n```python\npass\n```\n", [(".py", trains)]),
+        "run.ipynb": (json.dumps(notebook), [(".py", f"pass\nif x:\n  pass\n\n{trains}".rstrip("\n"))]),
+    }
+    for name, (text, parts) in found.items():
+        (checkout / name).write_text(text, encoding="utf-8")
+        assert texts(checkout / name, checkout) == parts

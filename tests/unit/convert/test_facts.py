@@ -332,3 +332,23 @@ def test_no_correction_of_a_part_of_the_distribution(given: dict[str, Any], narr
 @pytest.mark.parametrize(("bf16", "synced"), [(True, None), (False, "merged")])
 def test_adapters_in_fp32_are_merged(bf16: bool, synced: str | None, draft: Any) -> None:
     assert draft({**TRL, "use_peft": True, "bf16": bf16}).at("weight_sync.lora") == synced
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "kept"),
+    [
+        ({"use_peft": True, "load_in_4bit": True}, "nf4", ""),
+        ({"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": True}, "nf4_double", ""),
+        ({"use_peft": True, "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "nf4", "bnb_4bit_quant_type"),
+        ({"use_peft": True, "load_in_4bit": False}, None, ""),
+        ({"load_in_4bit": True}, None, "load_in_4bit"),
+        ({"use_peft": True, "use_dora": True, "load_in_4bit": True}, None, "load_in_4bit"),
+        ({"use_peft": True, "load_in_4bit": True, "deepspeed": "zero3.json"}, None, "load_in_4bit"),
+    ],
+)
+def test_weights_in_4_bits(given: dict[str, Any], kind: str | None, kept: str, draft: Any) -> None:
+    found = draft({**TRL, "beta": 0.1, **given})
+    assert found.at("actor_train.model_args.quantized_base") == kind
+    assert not kind or (found.at("weight_sync.lora") == "merged" and found.at("reference") is None)
+    said = [note.place for note in found.notes if note.kind in ("lost", "changed") and "4bit" in note.place]
+    assert said == ([kept] if kept else [])

