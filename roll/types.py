@@ -301,6 +301,11 @@ class Episode:
         return [segment for trajectory in self.trajectories for segment in trajectory.segments if segment.sampled]
 
     @property
+    def text(self) -> str:
+        """Return the text of the policy's turns, each on lines of its own, so that no two words or numbers become one."""
+        return "\n".join(segment.text for segment in self.sampled)
+
+    @property
     def length(self) -> int:
         """Return the number of sampled tokens."""
         return sum(len(segment.token_ids) for segment in self.sampled)

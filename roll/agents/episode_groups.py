@@ -10,10 +10,12 @@ from roll.data.prompts import SEED
 from roll.rollout.filters import has_verdict
 from roll.rollout.group import GroupSampler, Scorer, gather_or_cancel, prompt_seed, sample_seed, sampled_so
 from roll.rollout.record import observed
-from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling
+from roll.types import Episode, Prompt, RewardOutcome, RewardResult, RolloutGroup, Sampling, StopReason
 
 TRAINING, HELD_OUT = 2, 3
 """Seed streams of environments, for rows without a seed."""
+CUT = (StopReason.MAX_TURNS, StopReason.CONTEXT_FULL)
+"""Reasons to end an episode between two turns, against the will of policy and environment."""
 IN_ENVIRONMENT = "environment"
 """Name of the reward part that came from the environment, if a reward function adds to it."""
 
@@ -30,10 +32,12 @@ class EpisodeGroups:
     """Seed stream of environments, for rows without a seed."""
     scorer: Scorer
     judged: frozenset[str]
-    """Domains that have a reward function besides the environment. It scores the joined text of the policy's turns, or
-    in the domains `last_turn` that of the last one.
+    """Domains that have a reward function besides the environment. It scores the policy's turns, or in the domains
+    `last_turn` the last one.
     """
     last_turn: frozenset[str] = frozenset()
+    after_tools: frozenset[str] = frozenset()
+    """Domains of `last_turn` in which an episode that was cut has no answer: its last turn calls a tool."""
 
     async def sample(self, prompt: Prompt, seed: int | None) -> RolloutGroup:
         """See `GroupSampler`. The group's prompt holds the tokens and the text of the first observation."""
@@ -58,13 +62,18 @@ class EpisodeGroups:
     async def _judged(self, prompt: Prompt, played: Sequence[Episode]) -> list[Episode]:
         if not all(map(has_verdict, played)) and self.scorer.compares(prompt):
             return list(played)
-        first = -1 if prompt.domain in self.last_turn else 0
-        said = ["".join(segment.text for segment in episode.sampled[first:]) for episode in played]
+        said = [self._said(prompt.domain, episode) for episode in played]
         verdicts = self.scorer.combined(prompt, await self.scorer.score(prompt, said))
         return [
             replace(one, reward=with_verdict(one.reward, verdict))
             for one, verdict in zip(played, verdicts, strict=True)
         ]
+
+    def _said(self, domain: str, episode: Episode) -> str:
+        """Return the text that the domain's reward function scores."""
+        if domain not in self.last_turn:
+            return episode.text
+        return "" if domain in self.after_tools and episode.stop in CUT else episode.sampled[-1].text
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def _group_hints(
     episodes: Sequence[Episode], prompt: Prompt, sees: Sequence[Hint], passed: Passed, solution: str | None
 ) -> list[Hints]:
     right = [passed(prompt, episode) for episode in episodes]
-    texts = ["".join(segment.text for segment in episode.sampled) for episode in episodes]
+    texts = [episode.text for episode in episodes]
     # Two suffice: a response never sees itself, which would raise the probability of its own tokens whatever they are.
     shown = [number for number, is_right in enumerate(right) if is_right and texts[number].strip()][:2]
     found = list[Hints]()

@@ -160,7 +160,7 @@ def _ground_truth(row: Mapping[str, Any]) -> str | None:
 
 def _response_record(episode: Episode) -> dict[str, Any]:
     record = {
-        "text": "".join(segment.text for segment in episode.sampled),
+        "text": episode.text,
         "reward": episode.reward.value,
         "outcome": str(episode.reward.outcome),
         "parts": dict(episode.reward.parts),

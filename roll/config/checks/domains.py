@@ -23,6 +23,7 @@ from roll.config.derived.domains import (
 )
 from roll.config.derived.fixed_roles import PREFIX, model_reward, names_file
 from roll.config.derived.placement import judged_in_turn, model_roles
+from roll.config.load.on_disk import held_out_data
 from roll.config.schema.environments import AgentConfig, ContainerConfig, EnvironmentConfig
 from roll.config.schema.model_rewards import JUDGE, MODEL_REWARDS, ModelRewardKeys
 from roll.config.schema.rlvr import RlvrConfig
@@ -58,6 +59,8 @@ def domain_faults(config: RlvrConfig) -> Iterator[Fault]:
     """Yield faults of rewards, of the models that compute them, of filters and of environments."""
     yield from _rewards(config)
     yield from _tags(config)
+    yield from _unreached(config)
+    yield from _unreached(config)
     yield from model_reward_faults(config)
     yield from filter_faults(config)
     yield from environment_key_faults(config)
@@ -109,6 +112,19 @@ def _tags(config: RlvrConfig) -> Iterator[Fault]:
             where = f"actor_train.data_args.domain_interleave_probs.{domain}"
             problem = f"'{domain}' is not a domain of this run{nearest(domain, list(known))}"
             yield Fault(where, problem, f"use one of: {', '.join(known)}", "unknown_name")
+
+
+def _unreached(config: RlvrConfig) -> Iterator[Fault]:
+    """Yield the rewards of domains that have no task, because no file is read and they have no environment."""
+    files = [config.actor_train.data_args, *held_out_data(config).values()]
+    if any(files) or config.replay_from is not None:
+        return  # which domains the rows have is found when they are read
+    for domain in config.rewards:
+        if domain not in config.environments:
+            known = list(config.environments)
+            problem = f"no environment is named '{domain}'{nearest(domain, known)}, and no file has rows for it"
+            remedy = f"name it like its environment ({', '.join(known)}), or remove it"
+            yield Fault(f"rewards.{domain}", problem, remedy, "owner_missing")
 
 
 def model_reward_faults(config: RlvrConfig) -> Iterator[Fault]:

@@ -52,9 +52,15 @@ def environment_of(domain: str, section: EnvironmentConfig) -> str:
     return TOOL_USE if has_tools and domain not in known_environments() else domain
 
 
+def answers_after_tools(domain: str, section: EnvironmentConfig) -> bool:
+    """Return whether an episode's answer is its first turn without a tool call."""
+    return environment_of(domain, section) == TOOL_USE and section.agent is None
+
+
 def scores_last_turn(domain: str, section: EnvironmentConfig) -> bool:
     """Return whether the reward function of a domain scores the policy's last turn alone, and not all turns joined."""
-    return (section.scored or ("last_turn" if environment_of(domain, section) == CRITIQUE else "")) == "last_turn"
+    ends_with_answer = environment_of(domain, section) == CRITIQUE or answers_after_tools(domain, section)
+    return (section.scored or ("last_turn" if ends_with_answer else "all_turns")) == "last_turn"
 
 
 SANDBOX = "code_sandbox"

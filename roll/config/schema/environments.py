@@ -159,8 +159,9 @@ class EnvironmentConfig(StrictConfig):
     )
     scored: Literal["all_turns", "last_turn"] | None = Field(
         None,
-        description="Text that `rewards.<domain>` scores: that of all of the policy's turns, joined, or of the last "
-        "one. If not given: `last_turn` for `critique`, otherwise `all_turns`.",
+        description="Text that `rewards.<domain>` scores: that of all of the policy's turns, each on lines of its own, "
+        "or of the last one. If not given: `last_turn` for `critique` and `tool_use`, otherwise `all_turns`. With "
+        "`last_turn`, an episode of `tool_use` that is cut after a tool call has an empty answer.",
     )
     rows: PositiveInt | None = Field(
         None,

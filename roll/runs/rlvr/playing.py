@@ -16,7 +16,7 @@ from roll.agents.live_partner import LivePartner
 from roll.agents.partners import Partners
 from roll.agents.sight import EpisodeSight
 from roll.config.derived.batch import longest_sequence
-from roll.config.derived.domains import scores_last_turn
+from roll.config.derived.domains import answers_after_tools, scores_last_turn
 from roll.config.derived.fixed_roles import all_partners
 from roll.config.schema.rlvr import RlvrConfig
 from roll.data.renderers.base import ChatRenderer
@@ -111,7 +111,10 @@ def episode_samplers(
     others = AgentEpisodes(environments, playing.gateway, engines, renderer, sampling, agents, longest)
     judged = frozenset(config.environments) & frozenset(config.rewards)
     last_turn = frozenset(name for name, one in config.environments.items() if scores_last_turn(name, one))
+    after_tools = frozenset(name for name, one in config.environments.items() if answers_after_tools(name, one))
     return {
-        name: EpisodeGroups(others if name in agents else own, sampling, config.seed, stream, scorer, judged, last_turn)
+        name: EpisodeGroups(
+            others if name in agents else own, sampling, config.seed, stream, scorer, judged, last_turn, after_tools
+        )
         for name in config.environments
     }

@@ -18,6 +18,7 @@ import numpy as np
 from roll.agents.environments.base import Observation
 from roll.agents.episodes import ENVIRONMENT
 from roll.agents.sight import row_with_files
+from roll.config.derived.domains import environment_of
 from roll.config.derived.fixed_roles import model_reward
 from roll.config.schema.model_rewards import JUDGE
 from roll.config.schema.rlvr import RlvrConfig
@@ -98,9 +99,26 @@ def bars_by_domain(config: RlvrConfig, of_functions: Mapping[str, Bars]) -> dict
     return bars
 
 
+def warn_of_unreached(config: RlvrConfig, *sets: Prompts) -> None:
+    """Log a warning for each reward whose domain has no task in these sets."""
+    reached = {domain for prompts in sets for at, domain in enumerate(prompts.domains) if at in prompts.domain_index}
+    for domain, section in config.rewards.items():
+        if domain not in reached:
+            tags = ", ".join(section.tag_included or (domain,))
+            LOG.warning("rewards.%s scores nothing: no row has this domain or one of its tags (%s)", domain, tags)
+
+
 def bar_notices(config: RlvrConfig, bars: Mapping[str, Bars]) -> list[str]:
-    """Return a line for each domain of unexpected accuracy: a reward of the user's own, or one without any."""
+    """Return a line for each domain of unexpected accuracy: one with a reward or an environment of the user's own, or
+    without any.
+    """
     lines = []
+    for domain, section in config.environments.items():
+        if ":" in environment_of(domain, section) and section.passes_at is None:
+            lines.append(
+                f"environments.{domain}: an episode passes if {' and '.join(map(str, bars[domain]))}; "
+                f"environments.{domain}.passes_at changes that"
+            )
     for domain, section in config.rewards.items():
         own = [part.reward for part in parts_of(domain, section) if ":" in part.reward]
         if not bars[domain]:

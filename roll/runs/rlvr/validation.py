@@ -205,7 +205,7 @@ def _answer(episode: Episode) -> str:
 
     The answer is read from the text alone, without the reference answer. All whitespace is removed.
     """
-    text = final_text("".join(segment.text for segment in episode.sampled))
+    text = final_text(episode.text)
     answer = last_boxed(text) or (text.splitlines() or [""])[-1]
     return "".join(answer.split())
 

@@ -89,7 +89,7 @@ from roll.runs.rlvr.prompt_source import check_curriculum, source_of
 from roll.runs.rlvr.rare_successes import replay_of
 from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
-from roll.runs.rlvr.reward_trial import check_environments, check_rewards
+from roll.runs.rlvr.reward_trial import check_environments, check_rewards, warn_of_unreached
 from roll.runs.rlvr.self_teacher import StepHints, self_teacher_of, step_hints_of
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import (
@@ -153,6 +153,7 @@ def prepare_rlvr(config: RlvrConfig) -> PreparedRun:
     training = prompts_of(config, tokenizer, config.actor_train.data_args, own_tasks(config), 0, sight)
     held_out = held_out_prompts(config, tokenizer, sight)
     bars = check_rewards(config, training, *held_out.values())
+    warn_of_unreached(config, training, *held_out.values())
     check_curriculum(config, training, bars)
     hints = step_hints_of(config, tokenizer, training, bars)
     chat = chat_of(config, tokenizer, sight)

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from roll.errors import ConfigError
+from tests.faults import coded
 from tests.unit.config.test_examples import planned
 
 LAKE = "environments.frozen_lake"
@@ -35,3 +37,22 @@ def test_unreachable_environment_steps_warn(words: tuple[str, ...], turns: int |
             rf".*; set max_turns={steps}, .* environment_args\.max_steps",
             said[0],
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "is_fault"),
+    [
+        (("rewards={froze_lake: {reward: exact_match}}",), True),
+        (("rewards={frozen_lake: {reward: exact_match}}",), False),
+        (("rewards={sums: {reward: exact_match}}", "+actor_train.data_args.file_name=rows.jsonl"), False),
+        (("rewards={sums: {reward: exact_match}}", "+validation.data_args.file_name=rows.jsonl"), False),
+    ],
+)
+def test_a_reward_without_tasks_is_refused(words: tuple[str, ...], is_fault: bool) -> None:
+    found = []
+    try:
+        planned("tiny/tiny_frozen_lake", *words)
+    except ConfigError as error:
+        found = coded(error.faults)
+    assert (("owner_missing", "rewards.froze_lake") in found) == is_fault
+    assert ("owner_missing", "rewards.sums") not in found

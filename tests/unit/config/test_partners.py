@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll.config.checks.partners import partner_faults
-from roll.config.derived.domains import scores_last_turn
+from roll.config.derived.domains import answers_after_tools, scores_last_turn
 from roll.config.derived.fixed_roles import all_partners, api_key_variables, partner_context, partner_roles
 from roll.config.derived.placement import is_trainer_side, judging_roles, model_roles, started_roles
 from roll.config.load.env_file import secrets_of
@@ -151,7 +151,12 @@ def test_a_resolved_configuration_says_the_same(partner: dict[str, Any]) -> None
     assert again == config and not list(partner_faults(again))
 
 
-def test_last_turn_is_scored_after_critiques() -> None:
+def test_last_turn_is_scored_after_critiques_and_tools() -> None:
+    with_tools = EnvironmentConfig.model_validate({"tools": ("json:dumps",)})
+    assert scores_last_turn("towns", with_tools) and answers_after_tools("towns", with_tools)
+    assert not scores_last_turn("calculator", with_tools)
+    agent = EnvironmentConfig.model_validate({"agent": {"command": ("true",)}})
+    assert not scores_last_turn("towns", agent) and not answers_after_tools("towns", agent)
     assert scores_last_turn("critique", EnvironmentConfig.model_validate({}))
     assert not scores_last_turn("critique", EnvironmentConfig.model_validate({"scored": "all_turns"}))
     assert not scores_last_turn("calculator", EnvironmentConfig.model_validate({}))

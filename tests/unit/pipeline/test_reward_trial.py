@@ -18,7 +18,7 @@ from roll.config.schema.roles import RewardConfig
 from roll.data.prompts import Joined, PromptSet, Tasks, prepare_prompts
 from roll.errors import BadInput, ConfigError, DataError
 from roll.rewards.passing import Bar
-from roll.runs.rlvr.reward_trial import bar_notices, bars_by_domain, check_rewards
+from roll.runs.rlvr.reward_trial import bar_notices, bars_by_domain, check_rewards, warn_of_unreached
 from tests import limits
 from tests.unit.data.conftest import tokenizer  # noqa: F401  # a fixture
 
@@ -108,6 +108,12 @@ def test_rows_beside_generated_tasks_are_checked(prompts_in: Any) -> None:
     assert places(caught.value) == ["rows.jsonl:2"]
 
 
+def test_a_reward_without_rows_is_said(prompts_in: Any, caplog: pytest.LogCaptureFixture) -> None:
+    rewards = {**MATHS, "towns": {"reward": "exact_match"}}
+    warn_of_unreached(config_of(rewards), prompts_in("rows.jsonl", [{"ground_truth": "1", "tag": "maths"}], rewards))
+    assert [record.args for record in caplog.records] == [("towns", "towns")]
+
+
 def test_usable_rows_pass(prompts_in: Any) -> None:
     bars = check_rewards(config_of(MATHS), prompts_in("rows.jsonl", [{"ground_truth": "1"}, {"answer": 2}], MATHS))
     assert bars == {"maths": (Bar(1.0),)}
@@ -130,10 +136,18 @@ def test_an_environment_passes_by_key_or_success() -> None:
     config = config_of({"both": {"reward": "exact_match"}})
     by_key, by_success = EnvironmentConfig.model_validate({"passes_at": 7.5}), EnvironmentConfig.model_validate({})
     cast(dict[str, EnvironmentConfig], config.environments).update(
-        {"key": by_key, "success": by_success, "both": by_success}
+        {
+            "key": by_key,
+            "success": by_success,
+            "both": by_success,
+            "own": EnvironmentConfig.model_validate({"environment": "mine:World"}),
+        }
     )
+    by_metric = (Bar(1.0, ("environment/success",)),)
     bars = bars_by_domain(config, {"both": (Bar(1.0),)})
-    assert bars == {"key": (Bar(7.5),), "success": (Bar(1.0, ("environment/success",)),), "both": (Bar(1.0),)}
+    assert bars == {"key": (Bar(7.5),), "success": by_metric, "both": (Bar(1.0),), "own": by_metric}
+    [said] = bar_notices(config, bars)
+    assert said.startswith("environments.own: ") and str(by_metric[0]) in said
 
 
 def test_reward_failing_on_every_row_is_named(prompts_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

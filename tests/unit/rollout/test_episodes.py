@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
 from roll.rollout.batch import Shaping, experience
 from roll.rollout.filters import usable
 from roll.rollout.record import token_log_probs, token_versions
-from roll.types import Episode, Ints, RewardOutcome, RolloutGroup, StopReason
+from roll.types import Episode, Ints, Prompt, RewardOutcome, RewardResult, RolloutGroup, StopReason
 from tests.unit.rollout.playing import DOMAIN, LATE, Chat, Engine, Judge, World, Worlds, episodes, groups, task, text
 from tests.unit.rollout.simulated import VirtualTime
 
@@ -297,8 +298,39 @@ def test_a_reward_of_the_domain_is_added() -> None:
         return await groups(episodes(worlds, Engine(counting())), scorer=Judge()).sample(task(), None)
 
     for episode in run(play).episodes:
-        assert episode.reward.value == 1.0 + len("turn 1turn 2") and dict(episode.reward.parts) == {"environment": 1.0}
+        assert episode.reward.value == 1.0 + len("turn 1\nturn 2") and dict(episode.reward.parts) == {
+            "environment": 1.0
+        }
         assert list(episode.turn_rewards) == [0.0, 1.0], "the reward of the domain is not in the rewards of the turns"
+
+
+@pytest.mark.parametrize(
+    ("last_turn", "after_tools", "steps", "scored"),
+    [
+        ((), (), [said("a"), DONE], "turn 1\nturn 2"),
+        ((DOMAIN,), (), [said("a"), DONE], "turn 2"),
+        ((DOMAIN,), (DOMAIN,), [said("a"), DONE], "turn 2"),
+        ((DOMAIN,), (), [said("a")] * 4, "turn 4"),
+        ((DOMAIN,), (DOMAIN,), [said("a")] * 4, ""),  # max_turns: the last turn calls a tool
+    ],
+)
+def test_text_of_the_answer_is_scored(
+    last_turn: Sequence[str], after_tools: Sequence[str], steps: list[Step], scored: str
+) -> None:
+    asked = list[str]()
+
+    class Reader(Judge):
+        async def score(self, prompt: Prompt, responses: Sequence[str]) -> Sequence[RewardResult]:
+            asked.extend(responses)
+            return await super().score(prompt, responses)
+
+    async def play() -> RolloutGroup:
+        player = groups(episodes(Worlds(lambda: World(list(steps))), Engine(counting())), scorer=Reader())
+        sampler = replace(player, last_turn=frozenset(last_turn), after_tools=frozenset(after_tools))
+        return await sampler.sample(task(), None)
+
+    run(play)
+    assert asked == [scored] * 2
 
 
 def test_episodes_of_a_group_run_concurrently() -> None:

@@ -132,7 +132,7 @@ def test_samples_show_the_segments_of_several_turns(tmp_path: Path, of_several_t
     tracker.close()
     [record], _ = read_lines(tmp_path / SAMPLES_FILE)
     tool, compacted = record["responses"]
-    assert (tool["text"], tool["length"], tool["finish_reason"]) == ("Let me ask.It is 391.", 6, "max_turns")
+    assert (tool["text"], tool["length"], tool["finish_reason"]) == ("Let me ask.\nIt is 391.", 6, "max_turns")
     asked = {"role": "environment", "sampled": False, "text": record["prompt"], "length": 24}
     assert tool["trajectories"] == [
         {
