@@ -302,7 +302,7 @@ class Episode:
 
     @property
     def text(self) -> str:
-        """Return the text of the policy's turns, each on lines of its own, so that no two words or numbers become one."""
+        """Return the text of the policy's turns, each on lines of its own, lest two numbers become one."""
         return "\n".join(segment.text for segment in self.sampled)
 
     @property
