@@ -209,6 +209,21 @@ def render_example(
     return spoken.prompt, turns.last_ending(spoken.text, eos_token)
 
 
+def with_white_space(response: str, whole: str, marks: Collection[str]) -> str:
+    """Return a response of `render_example` with the white space that the template writes after the end of a turn.
+
+    A policy never generates it. But a reward model whose template ends with `<|im_end|>\\n` is trained and read at the
+    line break by programs that apply the template to the whole conversation.
+
+    Args:
+        whole: the conversation as the template renders it.
+        marks: special tokens of the tokenizer, which may end a turn.
+    """
+    text = whole.rstrip()
+    end = next((mark for mark in marks if response.endswith(mark)), response)
+    return response + whole[len(text) :] if text.endswith(end) else response
+
+
 def render_turns(
     messages: Messages,
     render: RenderMessages,

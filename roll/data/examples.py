@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.schema.model import DataConfig
 from roll.config.schema.offline import Truncation
-from roll.data.chat import ChatTemplate, TemplateFault, checked_renderer, render_example, render_turns
+from roll.data.chat import ChatTemplate, TemplateFault, checked_renderer, render_example, render_turns, with_white_space
 from roll.data.messages import UNLEARNT
 from roll.data.native import Messages
 from roll.data.picture_parts import pictures_of
@@ -65,9 +65,9 @@ SHORTENED: Mapping[Truncation, str] = {
     "start": "were cut at the start of the prompt",
 }
 """What happened to the rows of `ExampleSet.shortened`. Each continues "3 of its rows"."""
-Kind = Literal["responses", "turns", "labelled", "pairs"]
-"""Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label, or
-two responses to compare.
+Kind = Literal["responses", "turns", "labelled", "pairs", "scored_pairs"]
+"""Kind of a row: a response, a conversation in which every turn of the assistant is learnt, a response with a label,
+two responses to compare, or two conversations to score, each as the template renders it whole.
 """
 
 
@@ -306,7 +306,7 @@ def prepare_examples(
     fits = np.ones(len(table), np.bool_) if is_raw else limits.fits(prompt, longer)
     unlearnt = np.ones_like(prompt) if learn_all else _unlearnt(table, limits)
     cuts = ~fits & limits.shortens(unlearnt, longer) & (picture_counts(table) == 0)
-    shortest = np.minimum(response, rejected) if kind == "pairs" else response
+    shortest = np.minimum(response, rejected) if kind in ("pairs", "scored_pairs") else response
     is_learnt = (shortest > 0) & (prompt + shortest > 1)
     used = (fits | cuts) & is_learnt
     same = column(table, "alike") | _alike_when_cut(table, cuts & (rejected > 0), limits)
@@ -402,7 +402,8 @@ def _read_texts(row: Mapping[str, Any], data_args: DataConfig, reading: Reading,
     if kind == "labelled":
         conversation, desirable = labelled_conversation(row, data_args, sees)
         return replace(reading.response(conversation), value=float(desirable))
-    chosen, rejected = map(reading.response, pair_conversations(row, data_args, sees))
+    read = reading.scored if kind == "scored_pairs" else reading.response
+    chosen, rejected = map(read, pair_conversations(row, data_args, sees))
     return _compared(chosen, rejected, column_number(row, data_args.margin) if data_args.margin else 0.0)
 
 
@@ -425,6 +426,12 @@ class Reading:
         self._unwritten.check_learnt(conversation, response, lambda changed: self._example(changed)[1])
         remarks = self._remarks(conversation[:-1], prompt, prompt)
         return Texts(prompt, response, remarks=remarks, pictures=pictures_of(conversation))
+
+    def scored(self, conversation: Conversation) -> Texts:
+        """Return the texts of a conversation of which a model reads the whole, for its score."""
+        texts = self.response(conversation)
+        whole = self._render(conversation, False)
+        return replace(texts, response=with_white_space(texts.response, whole, self._template.marks))
 
     def turns(self, conversation: Conversation) -> Texts:
         """Return the texts of a conversation in which every turn of the assistant is learnt that may be."""

@@ -364,7 +364,7 @@ def dpo_metrics(name: str, metrics: Metrics) -> Metrics:
 
 def prepare_reward_model(config: RewardModelConfig) -> PreparedRun:
     """Check the model's files and prepare all pairs; return the loop. Raises BadInput if one cannot be used."""
-    rows = prepare_rows(config, "pairs")
+    rows = prepare_rows(config, "scored_pairs")
     model_args = config.reward_train.model_args
     pad = pad_token(model_path(config, model_args), model_args)
     return OfflinePipeline(rows, partial(reward_model_batch, pad), reward_model_metrics, load_scores).prepared(config)

@@ -36,6 +36,7 @@ from roll.data.chat import (
     render_example,
     renderer,
     template_remedy,
+    with_white_space,
 )
 from roll.data.native import added_tokens, special_marks
 from roll.data.picture_files import data_url
@@ -377,7 +378,9 @@ def answered_encoder(render: Render, tokenizer: PreTrainedTokenizerBase, special
     marks = special_marks(tokenizer, str(tokenizer.chat_template or ""))
 
     def encode(conversation: Conversation, response: str, change: Callable[[str], str] = str) -> Ints:
-        prompt, answer = render_example([*conversation, {"role": "assistant", "content": response}], render, end, marks)
+        messages = [*conversation, {"role": "assistant", "content": response}]
+        prompt, answer = render_example(messages, render, end, marks)
+        answer = with_white_space(answer, render(messages, False), marks)
         prompt = change(prompt)
         given = open_tokens(prompt, tokenizer, special_tokens)
         plain: Any = tokenizer.encode(answer, add_special_tokens=False)

@@ -48,13 +48,33 @@ def test_scorer_receives_tokens_of_training(template: Template, tmp_path: Path) 
         "rejected": "bad",
     }
     data_args, tokenizer = DataConfig.model_validate(columns), build_tokenizer()
-    trained = prepare_examples(data_args, tokenizer, LengthLimits(500, 500), "pairs", cache_folder=tmp_path / "cache")
+    trained = prepare_examples(
+        data_args, tokenizer, LengthLimits(500, 500), "scored_pairs", cache_folder=tmp_path / "cache"
+    )
     encode = answered_encoder(renderer(template, tokenizer), tokenizer, template == "raw")
     assert len(trained) == len(ROWS)
     for index, row in enumerate(ROWS):
         conversation = requested_conversation(row, [data_args])
         for sequence, response in zip(trained.example(index).sequences, (row["good"], row["bad"]), strict=True):
             np.testing.assert_array_equal(encode(conversation, response), sequence.token_ids)
+
+
+@pytest.mark.parametrize("ending", ["<|im_end|>\n", "<|im_end|>", "<|im_end|>\n\n"])
+def test_what_is_scored_is_the_whole_conversation(ending: str) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{% for one in messages %}{{ '<|im_start|>' + one.role + '\\n' + one.content + '" + ending + "' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    ).replace("\n", "\\n")
+    encode = answered_encoder(renderer("native", tokenizer), tokenizer, False)
+    for conversation, response in (
+        (ROWS[0]["messages"], "2"),
+        (ROWS[2]["messages"], "d\ne "),
+        (ROWS[0]["messages"], ""),
+    ):
+        whole = [*conversation, {"role": "assistant", "content": response}]
+        applied: Any = tokenizer.apply_chat_template(whole, return_dict=False)
+        assert encode(conversation, response).tolist() == applied
 
 
 def test_judge_message_ends_with_an_open_turn() -> None:

@@ -190,7 +190,9 @@ def test_scorer_receives_tokens_and_pictures_of_training(
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     columns = {"file_name": str(tmp_path / "pairs.jsonl"), "chosen": "chosen", "rejected": "rejected", **COLUMNS}
     data_args, limit = DataConfig.model_validate(columns), LengthLimits(500, 500)
-    trained = prepare_examples(data_args, tokenizer, limit, "pairs", cache_folder=tmp_path / "cache", sight=sight)
+    trained = prepare_examples(
+        data_args, tokenizer, limit, "scored_pairs", cache_folder=tmp_path / "cache", sight=sight
+    )
     for number, prompt in enumerate(judged):
         files = prompt.shown.asked().files if prompt.shown else ()
         conversation = marked_pictures(prompt.row, data_args, len(files))
