@@ -44,7 +44,7 @@ from roll.data.rows import (
 from roll.data.sources import Source, find_sources
 from roll.errors import BadInput, ConfigError, DataError, Fault
 from roll.models.weight_files import check_readable
-from roll.rewards.base import load_reward, traits_of
+from roll.rewards.base import load_reward, rewards_of, traits_of
 from roll.rewards.verdicts import parts_of
 from roll.runs.rlvr.environment_trial import agent_faults, environments_with_variables, try_environments
 
@@ -72,6 +72,7 @@ def try_dry_run(config: Config) -> list[str]:
         if unfit:
             raise ConfigError(*unfit)
         return []  # a replay reads neither rows nor environments
+    unfit += _built_in_faults(config) if isinstance(config, RlvrConfig) else []
     lines, bad_rows = try_rows(config, data_sets(config))
     if isinstance(config, RlvrConfig) and config.environments:
         unfit += _environment_faults(config)
@@ -81,6 +82,19 @@ def try_dry_run(config: Config) -> list[str]:
     if isinstance(config, RlvrConfig) and config.environments:
         lines.append(f"Environments: {', '.join(config.environments)} can be loaded, with their tools and agents")
     return lines
+
+
+def _built_in_faults(config: RlvrConfig) -> list[Fault]:
+    """Return the faults of domains that only built-in functions score. The user's own are imported by a run alone."""
+    found = list[Fault]()
+    for domain, section in config.rewards.items():
+        parts = parts_of(domain, section) if model_reward(domain, section) is None else ()
+        if parts and not any(":" in part.reward for part in parts):
+            try:
+                rewards_of(domain, parts, section.concurrency)
+            except ConfigError as error:
+                found += error.faults
+    return found
 
 
 def _weight_faults(config: Config) -> list[Fault]:

@@ -53,6 +53,11 @@ def faults(tried: Callable[..., list[str]], *given: Any, **named: Any) -> list[F
     return list(caught.value.faults)
 
 
+def test_built_in_rewards_are_tried(tried: Callable[..., list[str]]) -> None:
+    [fault] = faults(tried, "rlvr", [GOOD], "rewards.math_rule.concurrency=8")
+    assert fault.place == "rewards.math_rule.concurrency"
+
+
 @pytest.mark.parametrize("kind", TRAINED)
 def test_sound_rows_are_said_to_be_tried(kind: str, tried: Callable[..., list[str]], tmp_path: Path) -> None:
     lines = tried(kind, [GOOD])
