@@ -34,6 +34,10 @@ KEYS = (
     "num_return_sequences_in_group", "prompt_length", "response_length", "sequence_length", "max_length", "seed",
 )  # fmt: skip
 """Keys of the root that a card shows."""
+OF_PARTS = ("prompt_length", "response_length")
+"""Keys of the root that `max_length` replaces."""
+OF_ADAPTERS = ("lora_rank", "lora_alpha", "use_rslora", "use_dora", "init_lora_weights", "quantized_base")
+"""Keys of a role that only an adapter reads."""
 ROLE_KEYS = (
     (
         "model_args",
@@ -45,6 +49,13 @@ ROLE_KEYS = (
     ("training_args", ("learning_rate", "lr_scheduler_type")),
 )  # fmt: skip
 """Keys of the trained role that a card shows."""
+SCORING = (
+    'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_HUB_NAME")',
+    'conversation = [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
+    'tokens = tokenizer.apply_chat_template(conversation, return_tensors="pt", return_dict=True)',
+    "score = model(**tokens).logits[0, 0]",
+)
+"""Lines that score a conversation with a reward model."""
 SHARES = ("pass@", "maj@")
 """Beginnings of the names of metrics that are shares of the prompts."""
 SCORES = (*SHARES, "avg@", "accuracy", "loss", "perplexity", "reward_margin", "divergence")
@@ -72,10 +83,14 @@ def model_card(config: Config, run: Path, export: Path, step: int) -> str:
     }
     name = f"`{known}`" if known else "a model in a local folder"
     *imports, call = loading_call(export, "FOLDER_OR_HUB_NAME", role.model_args).split("; ")
+    is_scored_so = "Sequence" in kind and role.data_args is not None and role.data_args.template == "native"
+    if is_scored_so:
+        imports.append("from transformers import AutoTokenizer")
+    scoring = SCORING if is_scored_so else ()
     parts = [
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {config.exp_name}\n",
         f"This {kind_of_model} was trained from {name} in {step} steps of `pipeline: {config.pipeline}` of roll.\n",
-        "\n".join(["```python", *imports, "", f"model = {call}", "```", ""]),
+        "\n".join(["```python", *imports, "", f"model = {call}", *scoring, "```", ""]),
         *_validation(run, step),
         "## Training\n",
         _table(("key", "value"), settings(config)),
@@ -129,13 +144,15 @@ def _values_in(file: Path) -> dict[str, Any]:
 
 def settings(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the keys that say how a model was trained, with their values."""
+    unread = OF_PARTS if getattr(config, "max_length", None) is not None else ()
     for key in KEYS:
-        if (value := getattr(config, key, None)) is not None:
+        if key not in unread and (value := getattr(config, key, None)) is not None:
             yield key, str(value)
     name, role = learner(config)
+    unread = () if role.model_args.lora_target else OF_ADAPTERS
     for block, keys in ROLE_KEYS:
         for key in keys:
-            if (value := getattr(getattr(role, block), key)) is not None:
+            if key not in unread and (value := getattr(getattr(role, block), key)) is not None:
                 yield f"{name}.{block}.{key}", ", ".join(value) if isinstance(value, tuple) else str(value)
     if role.data_args is not None:
         files = role.data_args.file_name

@@ -85,6 +85,25 @@ def test_a_reward_model_names_its_class(tmp_path: Path) -> None:
     assert model_class(run / "export") == ("transformers", "AutoModelForSequenceClassification")
 
 
+@pytest.mark.parametrize("template", ["raw", "native"])
+def test_code_that_scores_is_for_the_models_own_template(template: str, tmp_path: Path) -> None:
+    columns = {"raw": ["prompt"], "native": ["messages"]}[template]
+    words = [f"++reward_train.data_args={{file_name: a.jsonl, template: {template}, chosen: c, rejected: r}}"]
+    words += [f"++reward_train.data_args.{column}=p" for column in columns] + ["validation=null"]
+    run = run_folder(tmp_path / "run", *words, name="tiny/tiny_reward_model")
+    card = card_of(run, 1, config={"architectures": ["Qwen2ForSequenceClassification"]})
+    code = card.text.partition("```python\n")[2].partition("```")[0]
+    assert compile(code, "card", "exec") and ("apply_chat_template" in code) == (template == "native")
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+def test_only_keys_that_were_read_are_listed(adapter: bool, tmp_path: Path) -> None:
+    words = ["++sft_train.model_args.lora_target=all-linear"] if adapter else []
+    run = run_folder(tmp_path / "run", "++max_length=64", *words, name="quickstart/gsm8k_sft")
+    text = card_of(run, 1).text
+    assert ("lora_rank" in text) == adapter and "| max_length | 64 |" in text and "prompt_length" not in text
+
+
 def test_seeing_reward_model_is_loaded_with_its_code(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", name="tiny/tiny_reward_model")
     values = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForSequenceClassification"], "auto_map": {}}
