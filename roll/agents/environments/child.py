@@ -83,7 +83,7 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
 
     Raises:
         ConfigError: a name is not found, a module cannot be imported, a tool is not valid, or the class does not accept
-            its `environment_args`, lacks a method of an environment, or has an invalid `malformed_calls`.
+            its `environment_args` or their types, lacks a method of an environment, or has an invalid `malformed_calls`.
     """
     place, environment = f"environments.{assignment.domain}", assignment.environment
     make = _class(environment, place)
@@ -95,6 +95,8 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
         raise ConfigError(
             Fault(f"{place}.environment_args", f"does not fit '{environment}': {error}", takes, "unfit")
         ) from error
+    if wrong := _wrong_arguments(make, assignment):
+        raise ConfigError(*wrong)
     methods = {**METHODS, **(HEAR if assignment.partners else {})}
     if faults := [
         fault for name in methods for fault in _method_faults(make, name, environment, f"{place}.environment")
@@ -117,6 +119,16 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
     side_by_side = all(inspect.iscoroutinefunction(getattr(make, name)) for name in called) and known.all_async
     is_plain = not any(inspect.iscoroutinefunction(getattr(make, name)) for name in methods) and not known.any_async
     return LoadedEnvironment(make, known, side_by_side, is_plain, malformed_calls, takes_containers)
+
+
+def _wrong_arguments(make: Callable[..., Any], assignment: EnvironmentAssignment) -> list[Fault]:
+    """Return the faults of `environment_args` whose values are not of the annotated types."""
+    if not assignment.environment_args:
+        return []
+    from roll.config.load.user_code import argument_faults  # the import takes 0.2 s
+
+    place = ("environments", assignment.domain, "environment_args")
+    return argument_faults(make, assignment.environment_args, place, given=(CONTAINERS,))
 
 
 def _class(name: str, place: str) -> Any:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import traceback
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -224,8 +225,11 @@ def _inspect(part: UserPart, kind: MethodKey | None) -> tuple[list[Fault], dict[
     keys = _keys_of_class(part, kind, entry) if kind and kind.base else _keys_of_function(part, kind, entry)
     traits = _traits(part, kind, entry) if kind else {}
     if kind is None and part.concurrency > 1 and not is_async(entry):
-        return [*_wrong_values(part, keys), only_side_by_side(part.place[1], part.concurrency, [part.name])], traits
-    return list(_wrong_values(part, keys)) or list(_unmade(part, kind, entry)), traits
+        return [
+            *_wrong_values(part.arguments_place, part.arguments, keys),
+            only_side_by_side(part.place[1], part.concurrency, [part.name]),
+        ], traits
+    return list(_wrong_values(part.arguments_place, part.arguments, keys)) or list(_unmade(part, kind, entry)), traits
 
 
 def _imported(part: UserPart) -> Any:
@@ -358,18 +362,24 @@ def _type_of(entry: Any) -> str:
 def _keys(entry: Callable[..., Any], parameters: list[inspect.Parameter]) -> type[BaseModel]:
     """Return a schema with the parameters as keys. A parameter whose type pydantic cannot check accepts any value."""
     fields: dict[str, Any] = {}
+    open_ended = False
     for one in parameters:
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-            default = ... if one.default is one.empty else dataclasses.MISSING if one.default is None else one.default
-            fields[one.name] = (_annotation(entry, one), None if default is dataclasses.MISSING else default)
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    return create_model("Keys", __base__=LenientConfig if open_ended else StrictConfig, **fields)
+        if one.kind is one.VAR_KEYWORD or one.name.startswith("_"):  # pydantic refuses such names
+            open_ended = True
+        elif one.kind is not one.VAR_POSITIONAL:
+            found = _annotation(entry, one)
+            default = ... if one.default is one.empty else one.default
+            fields[one.name] = (found if default is not None else typing.Optional[found], default)  # noqa: UP045
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of names such as `copy`, which a model has as well
+        return create_model("Keys", __base__=LenientConfig if open_ended else StrictConfig, **fields)
 
 
 def _annotation(entry: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     if parameter.annotation is parameter.empty:
         return Any
-    names = vars(sys.modules[entry.__module__])
+    modules = [sys.modules.get(one.__module__) for one in (*reversed(getattr(entry, "__mro__", ())), entry)]
+    names = {name: value for module in modules if module for name, value in vars(module).items()}
     try:
         holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
         found = typing.get_type_hints(holder, globalns=names, include_extras=True)[parameter.name]
@@ -397,10 +407,23 @@ def _traits(part: UserPart, kind: MethodKey, entry: Any) -> dict[str, Any]:
     return values
 
 
-def _wrong_values(part: UserPart, keys: type[BaseModel]) -> Iterator[Fault]:
-    """Yield the faults of the part's arguments, checked within the blocks around them to have full key paths."""
-    block, *above = reversed(part.arguments_place)
-    root, values = create_model("Block", **{block: (keys, ...)}), {block: part.arguments}  # type: ignore[call-overload]
+def argument_faults(
+    entry: Callable[..., Any], arguments: Mapping[str, Any], place: tuple[str, ...], given: Sequence[str] = ()
+) -> list[Fault]:
+    """Return the faults of keyword arguments whose values are not of the types that a class or function annotates.
+
+    Args:
+        place: path of the block with the arguments.
+        given: names of parameters that are not keys of the block, because roll gives them.
+    """
+    own = [one for name, one in inspect.signature(entry).parameters.items() if name not in given]
+    return list(_wrong_values(place, arguments, _keys(entry, own)))
+
+
+def _wrong_values(place: tuple[str, ...], arguments: Mapping[str, Any], keys: type[BaseModel]) -> Iterator[Fault]:
+    """Yield the faults of a block of arguments, checked within the blocks around it to have full key paths."""
+    block, *above = reversed(place)
+    root, values = create_model("Block", **{block: (keys, ...)}), {block: arguments}  # type: ignore[call-overload]
     for name, blocks in zip(above[::2], above[1::2], strict=True):
         root = create_model("Root", **{blocks: (dict[str, root], ...)})  # type: ignore[call-overload,valid-type]
         values = {blocks: {name: values}}

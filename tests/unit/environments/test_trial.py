@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.unit.environments.running import section
 pytestmark = pytest.mark.usefixtures("marks", "nothing_left_behind")
 TOOLS = '''
 import uuid
+from typing import Literal, Sequence
 from roll.agents.environments.base import Observation
 
 
@@ -59,6 +61,14 @@ class Drawn:
 
 class Odd:
     malformed_calls = "ignore"
+    def reset(self, row, seed): ...
+    def step(self, message): ...
+    def close(self): ...
+
+
+class Typed:
+    def __init__(self, slippery: bool = False, size: int = 4, mode: str = "", side: Literal["left"] = "left",
+                 rate: float | None = None, names: Sequence[str] = (), most: int = None, _own: int = 0): ...
     def reset(self, row, seed): ...
     def step(self, message): ...
     def close(self): ...
@@ -207,3 +217,33 @@ def test_hanging_or_exiting_reset_is_a_fault() -> None:
 def test_row_unusable_by_environment_is_a_fault() -> None:
     [fault] = faults({"question": "1+1="}, environment="calculator")
     assert fault.code == "failed" and "columns question" in fault.problem
+
+
+@pytest.mark.usefixtures("own_tools")
+@pytest.mark.parametrize(
+    ("environment", "key", "value"),
+    [
+        ("own_tools:Typed", "slippery", "no"),
+        ("own_tools:Typed", "slippery", "False"),
+        ("own_tools:Typed", "slippery", 1),
+        ("own_tools:Typed", "size", 4.0),
+        ("own_tools:Typed", "mode", math.nan),
+        ("own_tools:Typed", "side", "right"),
+        ("own_tools:Typed", "rate", "fast"),
+        ("own_tools:Typed", "names", "ada"),
+        ("own_tools:Typed", "most", "nine"),
+        ("frozen_lake", "is_slippery", "no"),
+        ("openenv", "base_url", 8000),
+        ("shell", "as_tool", "no"),
+    ],
+)
+def test_arguments_of_another_type_are_faults(environment: str, key: str, value: Any) -> None:
+    [fault] = faults(None, environment=environment, environment_args={key: value})
+    assert fault.place == f"environments.act.environment_args.{key}"
+    assert fault.code in ("wrong_type", "not_allowed") and fault.remedy.startswith(("give ", "allowed: "))
+
+
+@pytest.mark.usefixtures("own_tools")
+def test_arguments_of_the_annotated_types_pass() -> None:
+    given = {"slippery": True, "size": 5, "mode": "no", "rate": 1, "names": ["ada"], "most": None, "_own": 3}
+    assert faults(None, environment="own_tools:Typed", environment_args=given) == []
