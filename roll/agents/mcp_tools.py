@@ -22,6 +22,7 @@ from mcp.types import CONNECTION_CLOSED, CallToolResult, ImageContent, TextConte
 from pydantic import ValidationError
 
 from roll.agents.environments.checked import McpServer
+from roll.agents.tool_failures import note_failed
 from roll.agents.tools import Answered, CallError, answered, failed_call
 from roll.errors import EnvironmentFailed
 from roll.system.text import cleaned
@@ -66,16 +67,22 @@ class McpTools:
             async with asyncio.timeout(server.call_timeout):
                 result = await client.call_tool(name, json.loads(call["function"]["arguments"] or "{}"))
         except TimeoutError:
-            return failed_call(call, CallError(f"'{name}' did not answer within {server.call_timeout:g} s"))
+            late = f"did not answer within call_timeout, {server.call_timeout:g} s"
+            note_failed(name, f"{server} timed out", f"{server} {late}")
+            return failed_call(call, CallError(f"'{name}' {late}"))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise EnvironmentFailed(f"{server} has ended") from error
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 raise EnvironmentFailed(f"{server} has ended: {error}") from error
+            note_failed(name, f"{server} refused a call", f"{server} refused a call: {error}")
             return failed_call(call, CallError(str(error)))
         if result.is_error or not self._sees or not any(isinstance(part, ImageContent) for part in result.content):
             text = result_text(result)
-            return failed_call(call, CallError(text)) if result.is_error else answered(call, text)
+            if not result.is_error:
+                return answered(call, text)
+            note_failed(name, f"{server} answered with an error", f"{server} answered with an error: {text}")
+            return failed_call(call, CallError(text))
         try:
             return answered(call, [_part(part) for part in result.content])
         except CallError as error:
@@ -119,7 +126,7 @@ class McpTools:
 def result_text(result: CallToolResult) -> str:
     """Return the text of a result. Each part that is not text is replaced by a note with its type."""
     if not result.content and result.structured_content is not None:
-        return json.dumps(result.structured_content)
+        return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(
         part.text if isinstance(part, TextContent) else LEFT_OUT.format(part.type) for part in result.content
     )

@@ -7,17 +7,18 @@ because it would import torch in every environment process; a test compares the 
 from __future__ import annotations
 
 import inspect
-import json
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from roll.agents.environments.base import Message
 from roll.agents.environments.picture_contents import content_of, is_shown
+from roll.agents.tool_failures import note_failed, note_raised
+from roll.agents.tool_values import Unwritable, text_of_value
 from roll.data.messages import MessageFault
 from roll.data.picture_parts import PictureFault
 from roll.errors import EnvironmentFailed
@@ -26,12 +27,24 @@ MOST_CHARACTERS = 16384
 """Largest number of characters of an answer to a call. A longer answer is truncated, with a note to the model."""
 MOST_ERROR = 500
 """Largest number of characters in the report of a failed call."""
-SECTIONS = re.compile(r"^(Args|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
-PARAMETER = re.compile(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", re.MULTILINE)
+SECTION = re.compile(r"(Args|Returns|Raises|Yields|Examples?):\s*")
+ENTRY = re.compile(r"(\w+)(?: \(.*?\))?:(?: +(.*))?")
+"""Begin of a parameter's description: its name, possibly its type, and the text."""
+
+
+NAMED, VALUES = ("properties", "$defs"), ("default", "const", "enum", "examples")
+"""Keys of a schema: those whose mappings have names as keys, and those that hold values of a parameter."""
 
 
 class CallError(Exception):
-    """A call that failed or cannot be made. The model receives `str()` as the reason."""
+    """A call that failed or cannot be made, by the policy's fault. The model receives `str()` as the reason.
+
+    A tool may raise it for a call that the policy made wrongly: such failures are only counted.
+    """
+
+
+class BadAnswer(CallError):
+    """A tool returned a value that cannot be shown to the model. This is the tool's fault."""
 
 
 class Answered(NamedTuple):
@@ -115,15 +128,15 @@ def function_tool(function: Callable[..., Any]) -> Tool:
     """Return the tool for a function, with a schema from its name, docstring (including `Args:`) and type hints.
 
     Raises:
-        ValueError: the function has no docstring, or cannot be called with keyword arguments that JSON can express. The
-            message gives the reason.
+        ValueError: the function has no docstring or a wrong one, or cannot be called with keyword arguments that JSON
+            can express, or yields values. The message gives the reason.
     """
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise ValueError(f"{function!r:.80} is not a function with a name")
-    if not (written := inspect.getdoc(function)):
-        raise ValueError(f"'{name}' has no docstring, from which the model learns what it does")
-    said, described = descriptions(written)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(f"'{name}' is a generator, which yields values, and a call has one answer")
+    said, described = _described(name, function)
     try:
         hints = get_type_hints(function, include_extras=True)
         fields = {
@@ -139,15 +152,57 @@ def function_tool(function: Callable[..., Any]) -> Tool:
     return Tool(name, function, schema, arguments)
 
 
-def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
-    """Return the descriptions of the function and of each parameter from a docstring in Google's style."""
-    marks = list(SECTIONS.finditer(docstring))
-    said, described = docstring[: marks[0].start() if marks else None].strip(), dict[str, str]()
-    for mark, following in pairwise([*marks, None]):
-        if mark and mark[1] == "Args":
-            body = docstring[mark.end() : following.start() if following else None]
-            described = {name: " ".join(text.split()) for name, text in PARAMETER.findall(body)}
+def _described(name: str, function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return the descriptions in a function's docstring. Raises ValueError if it does not fit the function."""
+    if not (written := inspect.getdoc(function)):
+        raise ValueError(f"'{name}' has no docstring, from which the model learns what it does")
+    try:
+        said, described = descriptions(written)
+    except ValueError as error:
+        raise ValueError(f"the docstring of '{name}' {error}") from error
+    known = list(inspect.signature(function).parameters)
+    if unknown := [other for other in described if other not in known]:
+        has = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
+        raise ValueError(f"the docstring of '{name}' describes '{unknown[0]}', but {has}")
     return said, described
+
+
+def descriptions(docstring: str) -> tuple[str, dict[str, str]]:
+    """Return the descriptions of the function and of each parameter from a docstring in Google's style.
+
+    A section ends at the next one, or at a paragraph that is not indented, which describes the function.
+
+    Raises:
+        ValueError: a line under `Args:` describes no parameter. The message continues the docstring's name.
+    """
+    said, entries, section, before = list[str](), list[str](), "", ""
+    for line in docstring.splitlines():
+        if (header := SECTION.fullmatch(line)) is not None:
+            section = header[1]
+        else:
+            if line[:1].strip() and not before.strip():
+                section = ""
+            if section in ("", "Args"):
+                (entries if section else said).append(line)
+        before = line
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(said)).strip(), _entries(entries)
+
+
+def _entries(lines: Sequence[str]) -> dict[str, str]:
+    """Return the descriptions of parameters from the lines under `Args:`. Raises ValueError as `descriptions`."""
+    texts: dict[str, list[str]] = {}
+    name = ""
+    for line in textwrap.dedent("\n".join(lines)).splitlines():
+        if not line.strip():
+            continue
+        if line[0] == " " and texts:
+            texts[name].append(line)
+        elif (entry := ENTRY.fullmatch(line)) is not None:
+            name = entry[1]
+            texts[name] = [entry[2] or ""]
+        else:
+            raise ValueError(f"has the line '{line:.60}' under Args, which is not `name: what it means`")
+    return {name: " ".join(" ".join(told).split()) for name, told in texts.items()}
 
 
 def calls_for(names: frozenset[str], message: Message) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
@@ -169,13 +224,26 @@ def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]
 
 
 def _stripped(schema: Any, are_names: bool = False) -> Any:
-    """Return a schema without entries that are useless for a model. `are_names`: its keys are always kept."""
+    """Return a schema without entries that are useless for a model. `are_names`: its keys are always kept.
+
+    Values, such as defaults, stay as they are.
+    """
     if isinstance(schema, list):
         return [_stripped(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if are_names or (key != "title" and value is not False)}
-    return {key: _stripped(value, not are_names and key in ("properties", "$defs")) for key, value in kept.items()}
+    useless = (
+        ()
+        if are_names
+        else ("title", "additionalProperties")
+        if schema.get("additionalProperties") is False
+        else ("title",)
+    )
+    return {
+        key: value if key in VALUES and not are_names else _stripped(value, not are_names and key in NAMED)
+        for key, value in schema.items()
+        if key not in useless
+    }
 
 
 def _arguments(tool: Tool, text: Any) -> dict[str, Any]:
@@ -195,28 +263,23 @@ def answered(call: Mapping[str, Any], value: Any) -> Answered:
     pictures, or a value that is written as JSON.
 
     Raises:
-        CallError: a picture cannot be used, or is inside another value.
+        BadAnswer: a picture cannot be used, or is inside another value, or JSON cannot express the value.
     """
     values = value if isinstance(value, list | tuple) else [value]
     if not any(map(is_shown, values)):
-        text = value if isinstance(value, str) else json.dumps(value, default=_told)
-        return Answered(_message(call, _cut(text)), failed=False)
+        try:
+            return Answered(_message(call, _cut(text_of_value(value))), failed=False)
+        except Unwritable as error:
+            raise BadAnswer(f"the answer {error}") from error
     try:
         parts = content_of(values)
     except PictureFault as fault:
-        raise CallError(f"the picture {fault}") from fault
+        raise BadAnswer(f"the picture {fault}") from fault
     except MessageFault as fault:
-        raise CallError(f"beside its pictures, the answer {fault}") from fault
+        raise BadAnswer(f"beside its pictures, the answer {fault}") from fault
     return Answered(
         _message(call, [{**part, "text": _cut(part["text"])} if "text" in part else part for part in parts]), False
     )
-
-
-def _told(value: Any) -> str:
-    """Return a value that JSON cannot express as text."""
-    if is_shown(value):
-        raise CallError("the answer has a picture or bytes inside another value: return it by itself or in a list")
-    return str(value)
 
 
 def _cut(text: str) -> str:
@@ -226,7 +289,12 @@ def _cut(text: str) -> str:
 
 
 def failed_call(call: Mapping[str, Any], error: Exception) -> Answered:
-    """Return the message to the model about a failed call."""
+    """Return the message to the model about a failed call. Note it if that is not the policy's fault; see `noting`."""
+    name = str(call["function"]["name"])
+    if isinstance(error, BadAnswer):
+        note_failed(name, str(error), str(error))
+    elif not isinstance(error, CallError):
+        note_raised(name, error, __file__)
     said = str(error) if isinstance(error, CallError) else f"{type(error).__name__}: {error}"
     return Answered(_message(call, f"Error: {said}"[:MOST_ERROR]), failed=True)
 

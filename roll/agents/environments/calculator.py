@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.agents.environments.base import ENVIRONMENTS, TOOL_ERRORS, Message, Observation, Step
-from roll.agents.tools import Tools
+from roll.agents.tools import CallError, Tools
 
 QUESTIONS, ANSWERS = ("question", "problem"), ("answer", "ground_truth")
 """Columns of a row that may hold the question and the answer. The first one with a value is used."""
@@ -78,9 +78,12 @@ def calc(x: str) -> str:
         x: Whole numbers with + - * between them.
 
     Raises:
-        ValueError: it is not such a sum.
+        CallError: it is not such a sum.
     """
-    return str(calculate(x))
+    try:
+        return str(calculate(x))
+    except ValueError as error:
+        raise CallError(str(error)) from error
 
 
 def made(seed: int, digits: int, operators: str) -> tuple[str, str]:

@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple
 from roll.agents.containers.container import ContainerSettings
 from roll.agents.environments.base import Ask, MalformedCalls, Message, Observation, Step
 from roll.agents.environments.picture_contents import BLIND, file_in, file_of, file_part, is_shown
+from roll.agents.tool_failures import ToolFailure
 from roll.data.messages import ROLE_OF, MessageFault, text_of
 from roll.data.picture_parts import PictureFault
 from roll.errors import EnvironmentFailed
 from roll.hosted.protocol import Assignment, Garbled, Reply, framed, text_in
-from roll.hosted.raised import NOTE_CHARACTERS
+from roll.hosted.raised import NOTE_CHARACTERS, TRACE_CHARACTERS
 from roll.types import FP32_MAX
 
 Method = Literal["reset", "step", "hear", "close"]
@@ -32,6 +33,9 @@ MOST_NAME = 100
 """Largest number of characters in the name of a metric."""
 MOST_STATE = 1 << 16
 """Largest number of characters of a state."""
+TOOL_FAILURES = "tool_failures"
+MOST_FAILURES = 64
+"""Largest number of failures of tools in one reply."""
 MOST_REPLY = 4 << 20
 """Largest size of a returned value as JSON, in bytes, without its pictures."""
 MOST_SHOWN = 32 << 20
@@ -241,10 +245,20 @@ def _number(what: str, value: Any) -> float:
     raise BadReturn(f"{what} is {value!r:.80}, not a finite number in the range of fp32")
 
 
-def returned_message(call: Call, returned: Observation | Step | None) -> bytes:
+@dataclass(frozen=True)
+class ToldStep(Step):
+    """A step, and which tools failed meanwhile in a way that is new to the process."""
+
+    tool_failures: tuple[ToolFailure, ...] = ()
+
+
+def returned_message(
+    call: Call, returned: Observation | Step | None, tool_failures: Sequence[ToolFailure] = ()
+) -> bytes:
     """Encode a checked return value as the child sends it. Raises BadReturn if the value is too large."""
     said = "null" if returned is None else json_of(returned)
-    return framed(f"[{call.number},{call.seal},{said},null]".encode())
+    remark = json.dumps({TOOL_FAILURES: tool_failures}) if tool_failures else "null"
+    return framed(f"[{call.number},{call.seal},{said},{remark}]".encode())
 
 
 def failed_message(call: Call, failed: EnvironmentFailed) -> bytes:
@@ -262,16 +276,30 @@ def read_malformed_calls(said: Any) -> MalformedCalls:
 def outcome_of(method: Method, reply: Reply) -> Observation | Step | EnvironmentFailed | None:
     """Decode a reply: what the method returned, or how the call failed. Raises Garbled if it is malformed."""
     try:
-        if reply.remark is not None:
-            why, reason = reply.remark
+        remark = reply.remark
+        if remark is not None and not isinstance(remark, dict):
+            why, reason = remark
             return EnvironmentFailed(text_in(why)[:NOTE_CHARACTERS], REASONS[reason])
-        return {"reset": observation_from, "step": step_from, "hear": step_from, "close": lambda _: None}[method](
+        returned = {"reset": observation_from, "step": step_from, "hear": step_from, "close": lambda _: None}[method](
             reply.returned
         )
+        return returned if remark is None else _told_step(returned, remark)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise Garbled(f"a reply is malformed: {error}") from error
 
 
-def late(method: Method, seconds: float) -> EnvironmentFailed:
-    """Return the error of a call that exceeded its deadline."""
-    return EnvironmentFailed(f"{method} did not end within step_timeout, {seconds:g} s", "timed_out")
+def _told_step(returned: Observation | Step | None, remark: Mapping[str, Any]) -> Observation | Step | None:
+    """Return a step with the failures of tools that a reply tells. Raises ValueError or KeyError if it is malformed."""
+    told = remark[TOOL_FAILURES]
+    if len(told) > MOST_FAILURES:
+        raise ValueError(TOOL_FAILURES)
+    failures = tuple(ToolFailure(*(text_in(text)[:TRACE_CHARACTERS] for text in texts)) for texts in told)
+    return ToldStep(**vars(returned), tool_failures=failures) if isinstance(returned, Step) else returned
+
+
+def late(method: Method, given: Sequence[Any], seconds: float) -> EnvironmentFailed:
+    """Return the error of a call that exceeded its deadline, with the tools that the message to a step calls."""
+    calls = (given[0].get("tool_calls") or ()) if method == "step" else ()
+    names = ", ".join(dict.fromkeys(f"'{call['function']['name']}'" for call in calls))
+    called = f", in which the policy called {names}" if names else ""
+    return EnvironmentFailed(f"{method} did not end within step_timeout, {seconds:g} s{called}", "timed_out")

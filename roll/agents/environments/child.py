@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from roll.agents.environments.base import ENVIRONMENTS, TOOL_ERRORS, MalformedCalls, Message, Observation, Step
 from roll.agents.environments.checked import (
     MALFORMED,
+    MOST_FAILURES,
     BadReturn,
     Call,
     EnvironmentAssignment,
@@ -34,6 +35,7 @@ from roll.agents.environments.checked import (
     step_of,
 )
 from roll.agents.environments.picture_contents import BLIND
+from roll.agents.tool_failures import FirstOfKind, noting
 from roll.agents.tools import Answered, Tools, calls_for
 from roll.config.shipped import known_environments
 from roll.errors import ConfigError, EnvironmentFailed, Fault
@@ -83,7 +85,7 @@ def load_environment(assignment: EnvironmentAssignment) -> LoadedEnvironment:
 
     Raises:
         ConfigError: a name is not found, a module cannot be imported, a tool is not valid, or the class does not accept
-            its `environment_args` or their types, lacks a method of an environment, or has an invalid `malformed_calls`.
+            its `environment_args`, lacks a method of an environment, or has an invalid `malformed_calls`.
     """
     place, environment = f"environments.{assignment.domain}", assignment.environment
     make = _class(environment, place)
@@ -203,7 +205,10 @@ def _tools(names: tuple[str, ...], key: str) -> Tools:
     try:
         return Tools(functions)
     except ValueError as error:
-        remedy = "give it a docstring, and every parameter a name and a type hint that JSON can express"
+        remedy = (
+            "give it a docstring that describes its own parameters alone, and every parameter a name and a type hint "
+            "that JSON can express; it returns its answer"
+        )
         raise ConfigError(Fault(key, str(error), remedy, "unfit")) from error
 
 
@@ -299,6 +304,7 @@ class Sessions(Served[Call]):
         self._assignment, self._loaded = assignment, load_environment(assignment)
         self.side_by_side, self.traits = self._loaded.side_by_side, self._loaded.malformed_calls
         self._containers = self._pool(assignment) if self._loaded.takes_containers else None
+        self._first = FirstOfKind()
         self._hosted: dict[int, Hosted] = {}
         self._running: dict[int, asyncio.Task[Any] | None] = {}
         self._runner = None if self._loaded.is_plain and not assignment.mcp else asyncio.Runner()
@@ -308,17 +314,20 @@ class Sessions(Served[Call]):
 
     def reply(self, call: Call) -> bytes:
         finish = _finished_at_once if self._runner is None else self._runner.run
-        return returned_message(call, finish(self._returned(call)))
+        return finish(self.awaited_reply(call))
 
     async def awaited_reply(self, call: Call) -> bytes:
-        return returned_message(call, await self._returned(call))
+        with noting() as failures:
+            returned = await self._returned(call)
+        new = [failure for failure in failures if self._first.is_new(failure)]
+        return returned_message(call, returned, new[:MOST_FAILURES])
 
     def failure(self, call: Call, error: BaseException) -> bytes:
         why = error if isinstance(error, BadReturn) else raised_where(error, __file__)
         return failed_message(call, EnvironmentFailed(f"{call.method} failed: {why}"))
 
     def lateness(self, call: Call) -> bytes:
-        return failed_message(call, late(call.method, self._assignment.timeout))
+        return failed_message(call, late(call.method, call.given, self._assignment.timeout))
 
     @asynccontextmanager
     async def place_for(self, call: Call) -> AsyncGenerator[None]:
@@ -374,7 +383,7 @@ class Sessions(Served[Call]):
         return McpTools(self._assignment.mcp, self._assignment.sees)
 
 
-def _finished_at_once(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
+def _finished_at_once(coroutine: Coroutine[Any, Any, bytes]) -> bytes:
     """Run a call whose methods are all plain. No event loop runs meanwhile, so the environment may run its own."""
     try:
         coroutine.send(None)

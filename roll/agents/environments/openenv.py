@@ -18,6 +18,7 @@ from roll.agents.environments.base import ENVIRONMENTS, TOOL_ERRORS, Message, Ob
 from roll.agents.environments.server_session import Answer, ServerSession, UnreadableAction
 from roll.agents.environments.shown import as_state, as_text, first_messages, picked
 from roll.agents.environments.written import UNREADABLE_ACTION, WHOLE, WrittenAction
+from roll.agents.tool_failures import note_failed
 from roll.agents.tools import Answered, CallError, answered, failed_call
 from roll.errors import EnvironmentFailed
 
@@ -145,7 +146,9 @@ class OpenEnv(OpenEnvKeys):
         shown: Any = seen
         for name in self.observation_field.split("."):
             if not isinstance(shown, Mapping) or name not in shown:
-                raise EnvironmentFailed(f"the observation has no '{self.observation_field}': {json.dumps(seen):.300}")
+                raise EnvironmentFailed(
+                    f"the observation has no '{self.observation_field}': {json.dumps(seen, ensure_ascii=False):.300}"
+                )
             shown = shown[name]
         return as_text(shown)
 
@@ -153,7 +156,9 @@ class OpenEnv(OpenEnvKeys):
         """Return the schemas of the server's tools. Raises EnvironmentFailed if it has none, or cannot list them."""
         listed = (await self._session.ask("step", {"type": "list_tools"})).observation
         if not isinstance(tools := listed.get("tools"), list) or not tools:
-            raise EnvironmentFailed(f"the server lists no tools; its answer is {json.dumps(listed):.300}")
+            raise EnvironmentFailed(
+                f"the server lists no tools; its answer is {json.dumps(listed, ensure_ascii=False):.300}"
+            )
         return [
             {
                 "type": "function",
@@ -199,7 +204,9 @@ class OpenEnv(OpenEnvKeys):
         if isinstance(failed, Mapping):
             if failed.get("error_type") == BROKEN_TOOLS:
                 raise EnvironmentFailed(f"the server cannot reach its tools: {failed.get('message')}")
-            return failed_call(call, CallError(str(failed.get("message")))), answer
+            name, said = str(call["function"]["name"]), str(failed.get("message"))
+            note_failed(name, "the server answered with an error", f"the server answered with an error: {said}")
+            return failed_call(call, CallError(said)), answer
         return answered(call, result_text(answer.observation.get("result"))), answer
 
 

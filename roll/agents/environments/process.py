@@ -155,7 +155,7 @@ class EnvironmentProcess(HostedProcess[_SessionCall, MalformedCalls]):
         culprit = sent[begun[0]] if loss.is_late else None
         failed, more = EnvironmentFailed(loss.why), ""
         if culprit is not None:
-            failed = late(culprit.method, self._hosting.assignment.timeout)
+            failed = late(culprit.method, culprit.given, self._hosting.assignment.timeout)
             more = "; the process was stopped (SIGSTOP)" if loss.disturbed else ""
         elif len(sent) > 1:
             more = f" ({len(sent)} calls were in progress)"

@@ -195,7 +195,7 @@ def _call(block: Block, place: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         problem = f"{given!r:.80} is not an object"
         raise refusal(f"{place}.input", problem, "send calls back unchanged", "wrong_type")
-    return call_of(block.get("id"), block.get("name"), json.dumps(given), place)
+    return call_of(block.get("id"), block.get("name"), json.dumps(given, ensure_ascii=False), place)
 
 
 def _text(given: Any, place: str) -> str:
