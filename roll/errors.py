@@ -151,6 +151,10 @@ class WorkerLate(WorkerFailed):
     """A call to a worker exceeded its timeout."""
 
 
+class WorkerStopped(WorkerFailed):
+    """A call was under way, or was made, when the run had ended its worker. Nothing is wrong with the worker."""
+
+
 class EngineShortage(WorkerFailed):
     """An engine could not start, because its device has too little free memory."""
 

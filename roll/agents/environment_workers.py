@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from roll.agents.environments.base import MalformedCalls, Message, Observation, Step
+from roll.agents.environments.checked import ToldStep
 from roll.agents.environments.process import EnvironmentProcess
+from roll.agents.tool_failures import ToolFailure
 from roll.backend import Rank
 from roll.config.schema.environments import EnvironmentConfig
-from roll.errors import EnvironmentFailed, NeighbourFailed, RollError
+from roll.errors import EnvironmentFailed, NeighbourFailed, RollError, WorkerStopped
 from roll.hosted.worker import SLACK, HostedSettings, HostedWorker
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import Replaced
@@ -24,6 +27,14 @@ R = TypeVar("R")
 LOG = logging.getLogger(__name__)
 COUNTED = {"crashed": "episode/crashed", "timed_out": "episode/timed_out", "neighbours_lost": "episode/neighbours_lost"}
 """Counted failures of environments, and their metrics."""
+
+
+ToolFailed = Callable[[str, ToolFailure], None]
+"""Is told about a failure of a tool: its domain, and the failure."""
+
+
+def _logged(domain: str, failure: ToolFailure) -> None:
+    LOG.warning("environments.%s: the tool '%s' failed: %s", domain, failure.tool, failure.trace or failure.note)
 
 
 @dataclass(frozen=True)
@@ -78,12 +89,17 @@ class EnvironmentWorkers:
         groups: Mapping[str, WorkerGroup[EnvironmentWorker]],
         sections: Mapping[str, EnvironmentConfig],
         start_seconds: float,
+        tool_failed: ToolFailed = _logged,
     ) -> None:
         """
         Args:
             start_seconds: deadline for each part of the start of a replacement worker.
+            tool_failed: is told about the failures of tools that are new to an environment process.
         """
-        self._domains = {domain: _Domain(group, sections[domain], start_seconds) for domain, group in groups.items()}
+        self._domains = {
+            domain: _Domain(group, sections[domain], start_seconds, partial(tool_failed, domain))
+            for domain, group in groups.items()
+        }
 
     async def open(self, domain: str, row: Mapping[str, Any], seed: int) -> WorkerSession:
         """Return a fresh environment after its `reset`, once there is room. Raises EnvironmentFailed if it fails."""
@@ -100,7 +116,14 @@ class EnvironmentWorkers:
 class _Domain:
     """The workers of a domain."""
 
-    def __init__(self, group: WorkerGroup[EnvironmentWorker], section: EnvironmentConfig, start_seconds: float) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup[EnvironmentWorker],
+        section: EnvironmentConfig,
+        start_seconds: float,
+        tool_failed: Callable[[ToolFailure], None],
+    ) -> None:
+        self._tool_failed = tool_failed
         self.workers, self.counts = Replaced(group, start_seconds), Counter[str]()
         self._room = asyncio.Semaphore(len(group) * section.sessions_per_process)
         self._sessions = LeastBusy(len(group))
@@ -127,7 +150,9 @@ class _Domain:
         return session
 
     def had(self, returned: R | EnvironmentFailed) -> R:
-        """Return the result of a worker, or count and raise it if it is a failure."""
+        """Return the result of a worker, or count and raise it if it is a failure. Tell failures of tools."""
+        for failure in returned.tool_failures if isinstance(returned, ToldStep) else ():
+            self._tool_failed(failure)
         if isinstance(returned, EnvironmentFailed):
             self.counts["neighbours_lost" if isinstance(returned, NeighbourFailed) else returned.reason] += 1
             raise returned
@@ -171,6 +196,8 @@ class WorkerSession:
     async def _close(self) -> None:
         try:
             await self._domain.workers.one(self._worker, self._domain.seconds, EnvironmentWorker.end, self.number)
+        except WorkerStopped:  # the environment has ended with its process
+            pass
         except RollError as error:
             LOG.warning("an environment was not closed: %s", error)  # the next call of the worker raises the error
         finally:

@@ -28,6 +28,7 @@ from roll.errors import (
     WorkerDied,
     WorkerFailed,
     WorkerLate,
+    WorkerStopped,
     WorkerWaited,
 )
 from roll.ray.batching import BatchedCaller, Failure, Paced, Ranks
@@ -199,8 +200,10 @@ class WorkerGroup(Ranks[S]):
 
         Raises:
             WorkerFailed, BadInput: as for `start`. The rank may then be replaced again.
+            WorkerStopped: the group is stopped, or was meanwhile.
         """
-        assert self._started and not self._stopped, f"{self.role} is not running"
+        assert self._started, f"{self.role} is not running"
+        self.check_running(rank)
         self._built.discard(rank)
         await self.kill_rank(rank)
         self._pids.pop(rank, None)
@@ -208,11 +211,17 @@ class WorkerGroup(Ranks[S]):
         await asyncio.to_thread(self._leftovers[rank].remove, GRACE)
         self._leftovers[rank] = Leftovers(self._records[rank])
         await self._find_node(rank)
+        self.check_running(rank)
         self._actors[rank] = self._new_actor(rank)
         if self.callers:
             self.callers[rank] = self._new_caller(rank)
         await self._build([rank], await self.meeting_point([rank], seconds), seconds)
         await self._record_processes([rank])
+
+    def check_running(self, rank: int) -> None:
+        """Raise WorkerStopped if the group is stopped: then a failed call of a rank says nothing about its process."""
+        if self._stopped:
+            raise WorkerStopped(self.role, rank, "its group is stopped")
 
     async def _find_node(self, rank: int) -> None:
         """Give a rank another node if its own is lost, and wait for one if there is none. Raises WorkerDied."""

@@ -41,6 +41,7 @@ class Replaced(Generic[S]):
 
         Raises:
             WorkerFailed: the call raised an exception, or the rank failed more often than REPLACEMENTS allows.
+            WorkerStopped: the group was stopped, which ended the call.
         """
         while True:
             async with self._turns[rank]:  # waits while the rank is being replaced
@@ -51,8 +52,9 @@ class Replaced(Generic[S]):
                 await self._replace(rank, which, failed)
 
     async def _replace(self, rank: int, which: int, failed: WorkerFailed) -> None:
-        """Replace the process of a rank, unless another failed call has already done so."""
+        """Replace the process of a rank, unless another failed call has already done so, or the group is stopped."""
         async with self._turns[rank]:
+            self._group.check_running(rank)  # its end kills the processes of calls that nobody waits for
             while self._replacements[rank] == which:
                 began = self._clock()
                 self._count(rank, failed)

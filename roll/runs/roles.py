@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from roll.agents.environment_workers import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers
+from roll.agents.environment_workers import EnvironmentSettings, EnvironmentWorker, EnvironmentWorkers, ToolFailed
 from roll.backend import GenerateStrategy, TeachStrategy, TrainStrategy
 from roll.backend_settings import (
     GenerateBackend,
@@ -301,13 +301,13 @@ class Roles:
             groups[domain] = self._known_group(f"{PREFIX}{domain}", section.system_envs, settings, blocking=False)
         return Rewards(groups, config.rewards, config.deadlines.start, models)
 
-    def environments(self, config: RlvrConfig, sees: bool = False) -> EnvironmentWorkers:
+    def environments(self, config: RlvrConfig, tool_failed: ToolFailed, sees: bool = False) -> EnvironmentWorkers:
         """Request the environment workers of every domain. `sees`: the policy sees pictures."""
         seconds, groups = config.deadlines.start, dict[str, WorkerGroup[EnvironmentWorker]]()
         for domain, section in config.environments.items():
             settings = EnvironmentSettings(domain, section, seconds, sees)
             groups[domain] = self._known_group(f"{ENVIRONMENTS}{domain}", section.system_envs, settings, blocking=False)
-        return EnvironmentWorkers(groups, config.environments, seconds)
+        return EnvironmentWorkers(groups, config.environments, seconds, tool_failed)
 
     async def start(self) -> DeviceSharing:
         """Start every requested group that is not running. The first failure cancels the other starts.

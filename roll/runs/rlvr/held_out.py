@@ -25,6 +25,7 @@ from roll.runs.rlvr.playing import Chat, episode_parts, listening
 from roll.runs.rlvr.reward_failures import Reported, RewardFailures
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards
+from roll.runs.rlvr.tool_failures import ToolFailures
 from roll.runs.rlvr.validation import Evaluator
 from roll.runs.rlvr.wiring import chat_of, evaluators, held_out_ends, held_out_prompts, in_turn
 from roll.runs.roles import Roles
@@ -68,7 +69,7 @@ class Listener(Protocol):
         ...
 
     def failed(self, topic: str, text: str) -> None:
-        """A reward failed in a way that was not said before; see `RewardFailures`."""
+        """A reward or a tool failed in a way that was not said before; see `RewardFailures` and `ToolFailures`."""
         ...
 
 
@@ -131,7 +132,7 @@ async def held_out_groups(
     actor_infer, _ = roles.fixed_engines("actor_infer", config.actor_infer, longest_sequence(config))
     failures = RewardFailures(config.rewards, listener.failed)
     rewards = Reported(roles.rewards(config, inputs.models_of(roles)), failures, listener.answered)
-    playing = episode_parts(config, roles, inputs.chat, inputs.partners_of)
+    playing = episode_parts(config, roles, inputs.chat, inputs.partners_of, ToolFailures(listener.failed).observe)
     sharing = await roles.start()
     phases = DevicePhases(sharing)
     generator, scorer = in_turn(config, phases, actor_infer, rewards)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from roll.agents.environment_workers import EnvironmentWorkers
+from roll.agents.environment_workers import EnvironmentWorkers, ToolFailed
 from roll.agents.episode_groups import EpisodeGroups
 from roll.agents.episodes import EpisodeLimits, Episodes, SessionGenerator, TokenLimits
 from roll.agents.gateway.agent import command_for
@@ -55,13 +55,14 @@ def episode_parts(
     roles: Roles,
     chat: Chat | None,
     partners_of: Callable[[Roles], FixedPartners],
+    tool_failed: ToolFailed,
     span: Span = unrecorded,
 ) -> EpisodeParts | None:
     """Request what episodes need from the roles. Return None without environments, for which there is no `chat`."""
     if chat is None:
         return None
     gateway = Gateway(GatewayBounds(config.gateway.body_mib << 20, config.gateway.sessions))
-    environments = roles.environments(config, sees=chat.sight is not None)
+    environments = roles.environments(config, tool_failed, sees=chat.sight is not None)
     return EpisodeParts(environments, chat, gateway, Partners(partners_of(roles), span))
 
 

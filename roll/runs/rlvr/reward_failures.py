@@ -127,7 +127,7 @@ class RewardFailures:
             f"{reward.label} {VERBS[result.outcome]} on {_row(prompt)} ({count} of {self._asked[prompt.domain]} "
             f"responses so far)"
         )
-        cause = f"\n{indent(_printable(result.trace), '  ')}" if result.trace else f" {_printable(result.note)}"
+        cause = f"\n{indent(printable_text(result.trace), '  ')}" if result.trace else f" {printable_text(result.note)}"
         limit = f" ({reward.timeout})" if result.outcome is RewardOutcome.TIMED_OUT else ""
         return f"{what}:{self._hide(cause)}{limit}\n{LATER}"
 
@@ -167,12 +167,17 @@ def reported(config: RlvrConfig, scorer: Scorer, plan: Plan, tracker: Tracking, 
     """Return a scorer whose failures become notices of the tracker, without the secrets of the run. `span` records its
     calls.
     """
+    failures = RewardFailures(config.rewards, sayer(tracker), secrets_of(config, plan.environment).hide)
+    return Reported(scorer, failures, span=span)
+
+
+def sayer(tracker: Tracking) -> Callable[[str, str], None]:
+    """Return what makes a topic and a text a notice of the step that is under way."""
 
     def say(topic: str, text: str) -> None:
         tracker.notices([Notice(tracker.step_under_way, topic, text)])
 
-    failures = RewardFailures(config.rewards, say, secrets_of(config, plan.environment).hide)
-    return Reported(scorer, failures, span=span)
+    return say
 
 
 @asynccontextmanager
@@ -189,11 +194,11 @@ async def totalled(failures: RewardFailures, tracker: Tracking) -> AsyncIterator
 def kind_of(result: RewardResult) -> str:
     """Return a failure's kind: the exception and its line, or the outcome with its note's start, without numbers."""
     if result.outcome is RewardOutcome.CRASHED and (raised := _RAISED.fullmatch(result.note)):
-        return _printable("{} at {}, line {}".format(*raised.groups()))
+        return printable_text("{} at {}, line {}".format(*raised.groups()))
     if result.outcome is RewardOutcome.TIMED_OUT:
         return "timed out"
     what = re.sub(r"\d+", "N", result.note.partition(":")[0])[:80]
-    return _printable(f"{VERBS[result.outcome]}: {what}" if what else VERBS[result.outcome])
+    return printable_text(f"{VERBS[result.outcome]}: {what}" if what else VERBS[result.outcome])
 
 
 def _label(place: str, reward: str) -> str:
@@ -204,6 +209,6 @@ def _row(prompt: Prompt) -> str:
     return prompt.place or f"prompt {prompt.prompt_id}"
 
 
-def _printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """Return a text of the user's code without characters that could change the terminal or break a file's encoding."""
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)

@@ -91,6 +91,7 @@ from roll.runs.rlvr.reward_failures import reported, totalled
 from roll.runs.rlvr.reward_models import prepare_reward_models
 from roll.runs.rlvr.reward_trial import check_environments, check_rewards, warn_of_unreached
 from roll.runs.rlvr.self_teacher import StepHints, self_teacher_of, step_hints_of
+from roll.runs.rlvr.tool_failures import told_tool_failures
 from roll.runs.rlvr.validation import NO_BARS, ByItself, Evaluator, Validation
 from roll.runs.role_models import (
     behaviour,
@@ -280,7 +281,8 @@ async def _loop(
     actor_infer, models = roles.actor_infer(config), inputs.models_of(roles)
     actor_infer.span = context.trace.span
     rewards = reported(config, roles.rewards(config, models), context.plan, context.tracker, context.trace.span)
-    playing = episode_parts(config, roles, inputs.chat, inputs.partners_of, context.trace.span)
+    tools = told_tool_failures(config, context.plan, context.tracker)
+    playing = episode_parts(config, roles, inputs.chat, inputs.partners_of, tools.observe, context.trace.span)
     sharing = await roles.start()
     meter = meter_of(roles, context, sharing)
     phases = phases_of(config, roles, meter, sharing, actor_infer)

@@ -8,8 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from roll.agents.environment_workers import EnvironmentWorker, EnvironmentWorkers, WorkerSession
+from roll.config.schema.environments import EnvironmentConfig
 from roll.config.schema.roles import RewardConfig
-from roll.errors import WorkerDied, WorkerFailed, WorkerLate
+from roll.errors import WorkerDied, WorkerFailed, WorkerLate, WorkerStopped
 from roll.ray.batching import Ranks
 from roll.ray.group import WorkerGroup
 from roll.ray.replacement import REPLACEMENTS, Replaced
@@ -34,6 +36,7 @@ class Group(Ranks[Any]):
     def __init__(self, fails: Callable[[int, str], Exception | None]) -> None:
         self.fails = fails
         self.process = [0, 0]
+        self.is_stopped = False
         self.asked: list[tuple[int, int, str]] = []
         """The calls: rank, number of its process, and method."""
 
@@ -49,6 +52,10 @@ class Group(Ranks[Any]):
         if error := self.fails(rank, method):
             raise error
         return [[RewardResult(1.0)] * len(given[1]) if method == "score" else 2 * given[0]]
+
+    def check_running(self, rank: int) -> None:
+        if self.is_stopped:
+            raise WorkerStopped("rewards.d", rank, "its group is stopped")
 
     async def replace(self, rank: int, seconds: float) -> None:
         assert seconds == limits.START
@@ -95,6 +102,37 @@ def test_calls_that_one_death_failed_replace_it_once() -> None:
         return found
 
     assert asyncio.run(go()) == [0, 2, 4, 6]
+
+
+def test_nothing_is_replaced_once_the_group_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> list[Any]:
+        group = Group(lambda rank, method: DIED)
+        ranks = replaced(group)
+        calls = [asyncio.ensure_future(ranks.one(0, limits.CALL, Worker.double, number)) for number in range(3)]
+        group.is_stopped = True
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert [method for *_, method in group.asked] == ["double"] * 3
+        return ended
+
+    assert [type(error) for error in asyncio.run(go())] == [WorkerStopped] * 3
+    assert not caplog.records
+
+
+def test_sessions_that_close_as_the_group_is_stopped_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        group = Group(lambda rank, method: DIED if method == "end" else None)
+        section = EnvironmentConfig.model_validate({"environment": "calculator"})
+        workers = EnvironmentWorkers({"d": cast(WorkerGroup[EnvironmentWorker], group)}, {"d": section}, limits.START)
+        sessions = [WorkerSession(workers._domains["d"], 0, number) for number in range(3)]
+        for session in sessions:
+            workers._domains["d"]._sessions.take(1)
+            await session.close()
+        group.is_stopped = True
+        closing = [session._closing for session in sessions if session._closing]
+        assert await asyncio.gather(*closing, return_exceptions=True) == [None] * 3
+
+    asyncio.run(go())
+    assert not caplog.records
 
 
 def test_a_replacement_that_dies_as_it_starts_counts() -> None:
