@@ -195,6 +195,7 @@ class Episodes:
                 partial(self._partners.answer, prompt.domain),
                 self._clock,
                 self._sight,
+                f"environments.{prompt.domain}",
             )
             await turns.begin()
             turns.transcript.counts["environment_seconds"] += self._clock() - began
@@ -232,8 +233,11 @@ class _Turns:
         partner_turn: Callable[[Ask, int | None], Awaitable[str]],
         clock: Callable[[], float],
         sight: EpisodeSight | None,
+        place: str,
     ) -> None:
+        """`place`: the path of the environment's block in the configuration."""
         self._generator, self._renderer, self._sampling, self._environment = generator, renderer, sampling, environment
+        self._place = place
         self._partner_turn, self._partner_turns = partner_turn, 0
         self._limits, self._clock, self._session, self._sight = tokens, clock, Session(), sight
         self._ids: set[str] = set()
@@ -323,9 +327,17 @@ class _Turns:
             self.transcript.earn(step.reward)
             if step.done:
                 return StopReason.COMPLETED
-            if turn + 1 < max_turns and not self._go_on(completion.token_ids, seen):
-                return StopReason.CONTEXT_FULL
+            if turn + 1 < max_turns:
+                self._check(parsed.message, seen.messages)
+                if not self._go_on(completion.token_ids, seen):
+                    return StopReason.CONTEXT_FULL
         return StopReason.MAX_TURNS
+
+    def _check(self, said: Message, answer: Sequence[Message]) -> None:
+        """Raise EnvironmentFailed if the policy cannot be meant to go on after an answer to its message."""
+        if problem := unanswerable(said, answer):
+            remedy = "return a message of the user or of a tool, or done=True"
+            raise EnvironmentFailed(f"{self._place}: {problem}, and the episode is not done: {remedy}")
 
     def _with_new_ids(self, parsed: Parsed) -> Parsed:
         """Return a parsed turn whose call ids are new in the episode. A renderer numbers those of each turn."""
@@ -446,6 +458,27 @@ async def attempted(attempt: Callable[[], Awaitable[Episode]], attempts: int, pr
                 return without_verdict(
                     NO_TOKENS, prompt_text, StopReason.ENVIRONMENT_FAILED, str(error), FAILURES[error.reason]
                 )
+
+
+def unanswerable(said: Message, answer: Sequence[Message]) -> str:
+    """Return why the policy cannot go on after an answer to what it said; "" if it can.
+
+    Messages of the assistant may be examples that the environment shows, unless they repeat the policy's own message or
+    nothing follows them.
+    """
+    if not answer:
+        return "step returned no message"
+    if answer[-1].get("role") == "assistant":
+        return "the last message that step returned is one of the assistant, whose turn comes next"
+    own = [one for one in answer if one.get("role") == "assistant" and _words(one) == _words(said)]
+    return "step returned the policy's own message, which is in the conversation already" if own else ""
+
+
+def _words(message: Message) -> tuple[Any, list[Any]]:
+    """Return what a message says and which calls it makes. Those of an environment may have any form."""
+    content, calls = message.get("content") or "", message.get("tool_calls")
+    made = [one.get("function") for one in calls if isinstance(one, Mapping)] if isinstance(calls, list) else []
+    return content.strip() if isinstance(content, str) else content, made
 
 
 def followed(step: Step, then: Step) -> Step:

@@ -12,6 +12,7 @@ from roll.config.derived.domains import (
     COMMAND_SECONDS,
     ENVIRONMENTS,
     MOST_STEPS,
+    READ_TASK,
     SHELL,
     STEP_MARGIN,
     TOOL_USE,
@@ -371,6 +372,24 @@ def _rows(config: RlvrConfig) -> Iterator[Fault]:
                 problem = f"'{domain}' is not a domain of environments{nearest(domain, list(config.environments))}"
                 remedy = "use the name of an environment that generates its own tasks"
                 yield Fault(f"{places[name]}.rows.{domain}", problem, remedy, "unknown_name")
+            else:
+                yield from _taskless(f"{places[name]}.rows.{domain}", domain, config.environments[domain])
+    has_files = config.actor_train.data_args is not None or any(one.data_args for one in sets.values())
+    for domain, section in config.environments.items():
+        where = f"{ENVIRONMENTS}{domain}"
+        if section.rows is not None:
+            yield from _taskless(f"{where}.rows", domain, section)
+        if section.tag_included is not None and not has_files:
+            problem = "set, but it assigns rows of data files, and the run has none: its tasks are made by `rows`"
+            yield Fault(f"{where}.tag_included", problem, "remove it, or add a data file", "no_effect")
+
+
+def _taskless(where: str, domain: str, section: EnvironmentConfig) -> Iterator[Fault]:
+    """Yield the fault of generated rows for an environment that reads its task from the row."""
+    if (environment := environment_of(domain, section)) in READ_TASK:
+        problem = f"set, but '{environment}' reads its task from the row, and generated rows have nothing but a seed"
+        remedy = "remove it, and give the tasks in a data file, or name an environment that makes tasks of its own"
+        yield Fault(where, problem, remedy, "contradiction")
 
 
 def _environment_name(domain: str, section: EnvironmentConfig) -> Iterator[Fault]:

@@ -31,6 +31,8 @@ PATHS = ("/", "./", "../", "~")
 SHELL = "shell"
 COMMAND_SECONDS, VERIFY_SECONDS = 10.0, 60.0
 """Defaults of the environment `SHELL`: the deadlines of a command and of the one that judges, in seconds."""
+READ_TASK = (TOOL_USE, CRITIQUE, SHELL, "code_repl")
+"""Built-in environments that read their task from the row, so that they have none of their own for a seed."""
 STEP_MARGIN = 5.0
 """Seconds of a step for the rest: to start a container for the verdict, and to copy files."""
 JUDGED_IN = ("fresh", "same")

@@ -6,11 +6,13 @@ import re
 
 import pytest
 
-from roll.errors import ConfigError
+from roll.errors import ConfigError, Fault
 from tests.faults import coded
 from tests.unit.config.test_examples import planned
 
 LAKE = "environments.frozen_lake"
+OF_FILES = ("+actor_train.data_args={file_name: sums.jsonl, messages: messages}", "~validation", "eval_steps=0")
+"""Words for an experiment whose tasks are in a data file."""
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,7 @@ LAKE = "environments.frozen_lake"
         ((f"~{LAKE}.environment_args.max_steps",), 4, 10),  # the environment's own default
         ((f"{LAKE}.environment=sokoban", f"~{LAKE}.environment_args.max_steps", f"{LAKE}.max_turns=19"), 19, 20),
         ((f"{LAKE}.environment=sokoban", f"~{LAKE}.environment_args.max_steps", f"{LAKE}.max_turns=20"), None, None),
-        (("environments={sums: {environment: code_repl, rows: 4, max_turns: 3}}", "validation.rows={sums: 4}"), 3, 4),
+        ((*OF_FILES, "environments={sums: {environment: code_repl, max_turns: 3}}"), 3, 4),
         ((f"{LAKE}.environment='my.worlds:Lake'", f"{LAKE}.max_turns=3"), None, None),  # one turn may be several steps
     ],
 )
@@ -56,3 +58,27 @@ def test_a_reward_without_tasks_is_refused(words: tuple[str, ...], is_fault: boo
         found = coded(error.faults)
     assert (("owner_missing", "rewards.froze_lake") in found) == is_fault
     assert ("owner_missing", "rewards.sums") not in found
+
+
+def faults_of(*words: str) -> dict[str, Fault]:
+    with pytest.raises(ConfigError) as refused:
+        planned("tiny/tiny_frozen_lake", *words)
+    return {fault.place: fault for fault in refused.value.faults}
+
+
+@pytest.mark.parametrize("environment", ["tool_use", "critique", "shell", "code_repl"])
+def test_generated_rows_of_an_environment_without_own_tasks_are_refused(environment: str) -> None:
+    keys = f"environment: {environment}, rows: 4, partners: {{critic: {{type: live}}}}"
+    found = faults_of(f"environments={{sums: {{{keys}}}}}", "+rewards={sums: {reward: math_rule}}", "~validation")
+    assert found["environments.sums.rows"].code == "contradiction"
+    assert "data file" in found["environments.sums.rows"].remedy
+    found = faults_of(
+        *OF_FILES[:1], f"environments={{sums: {{environment: {environment}}}}}", "validation.rows={sums: 4}"
+    )
+    assert found["validation.rows.sums"].code == "contradiction"
+
+
+def test_tags_without_a_data_file_are_refused() -> None:
+    found = faults_of(f"{LAKE}.tag_included=[lake]")
+    assert found[f"{LAKE}.tag_included"].code == "no_effect"
+    planned("tiny/tiny_frozen_lake", f"{LAKE}.tag_included=[lake]", *OF_FILES[:1])

@@ -12,9 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp.types import CallToolResult
 
 from roll.agents.environments.base import Observation, Step
 from roll.agents.environments.process import EnvironmentProcess
+from roll.agents.mcp_tools import result_text
 from roll.errors import EnvironmentFailed
 from tests import limits
 from tests.unit.environments.running import calls, says, section
@@ -132,6 +134,10 @@ def test_unreachable_mcp_server_fails_its_episode(server: dict[str, Any]) -> Non
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(EnvironmentFailed, match="named 'double'"):
         played(domain({"command": COMMAND}, {"command": COMMAND}))
+
+
+def test_structured_content_keeps_its_letters() -> None:
+    assert result_text(CallToolResult(content=[], structured_content={"town": "Köln"})) == '{"town": "Köln"}'
 
 
 def test_a_server_over_http() -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+from pydantic import BaseModel
 from transformers.utils.chat_template_utils import get_json_schema
 
 from roll.agents.environments.base import Observation, Step
 from roll.agents.environments.child import Hosted
-from roll.agents.tools import MOST_CHARACTERS, MOST_ERROR, Tools, calls_for, function_tool
+from roll.agents.tools import MOST_CHARACTERS, MOST_ERROR, Tools, calls_for, descriptions, function_tool
 from tests.unit.environments.running import calls
 from tests.unit.rewards.running import run
 
@@ -180,3 +186,125 @@ def test_message_without_calls_yields_no_calls() -> None:
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="named 'plain'"):
         Tools([plain, plain])
+
+
+@dataclass
+class Town:
+    name: str
+    people: Any
+
+
+class Place(BaseModel):
+    name: str
+
+
+class Kind(Enum):
+    CITY = "city"
+
+
+VALUES: list[tuple[Any, str]] = [
+    ("Köln", "Köln"),
+    (["Köln", "東京"], '["Köln", "東京"]'),
+    ({"Köln": 1}, '{"Köln": 1}'),
+    (np.int64(127_000), "127000"),
+    ([np.float64(0.5), np.bool_(True)], "[0.5, true]"),
+    (np.arange(3), "[0, 1, 2]"),
+    (Town("Ulm", np.int32(7)), '{"name": "Ulm", "people": 7}'),
+    ([Place(name="Ulm")], '[{"name": "Ulm"}]'),
+    ({"kind": Kind.CITY, "day": date(2025, 1, 2)}, '{"kind": "city", "day": "2025-01-02"}'),
+    ({"b", "a"}, '["a", "b"]'),
+    ({"a": 1}.values(), "[1]"),
+    (None, "null"),
+    (True, "true"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), VALUES)
+def test_a_value_is_written_as_it_is(value: Any, text: str) -> None:
+    def give() -> Any:
+        """Give a value."""
+        return value
+
+    answer = Tools([give]).answer(calls(("give", "{}"))["tool_calls"][0])
+    assert (answer.message["content"], answer.failed) == (text, False)
+
+
+@pytest.mark.parametrize("value", [object(), [object()], iter("ab"), 1j, {np.int64(1): 2}])
+def test_a_value_that_has_no_text_is_an_error(value: Any) -> None:
+    def give() -> Any:
+        """Give a value."""
+        return value
+
+    answer = Tools([give]).answer(calls(("give", "{}"))["tool_calls"][0])
+    assert answer.failed and "JSON" in answer.message["content"] and " at 0x" not in answer.message["content"]
+
+
+def falsy(
+    exact: bool = False, count: int = 0, name: str = "", none: str | None = None, flag: Literal[False] = False
+) -> str:
+    """Have defaults."""
+    return ""
+
+
+def titled(made: dict[str, str] = {"title": "a"}) -> str:  # noqa: B006
+    """Have a default with a title."""
+    return ""
+
+
+def test_a_schema_keeps_every_default() -> None:
+    properties = function_tool(falsy).schema["function"]["parameters"]["properties"]
+    assert [one["default"] for one in properties.values()] == [False, 0, "", None, False]
+    assert properties["flag"]["const"] is False
+    assert function_tool(titled).schema["function"]["parameters"]["properties"]["made"]["default"] == {"title": "a"}
+    assert "additionalProperties" not in function_tool(falsy).schema["function"]["parameters"]
+
+
+def renamed(town: str) -> str:
+    """Look up.
+
+    Args:
+        city: Its name.
+    """
+    return town
+
+
+def unwritten(town: str) -> str:
+    """Look up.
+
+    Args:
+        The town to look up.
+    """
+    return town
+
+
+async def streams(town: str) -> AsyncIterator[str]:
+    """Look up."""
+    yield town
+
+
+def yields(town: str) -> Iterator[str]:
+    """Look up."""
+    yield town
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (renamed, "'renamed' describes 'city', but its parameters are town"),
+        (unwritten, "'The town to look up.' under Args"),
+        (streams, "'streams' is a generator"),
+        (yields, "'yields' is a generator"),
+    ],
+)
+def test_what_would_be_dropped_is_refused(function: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Tools([function])
+
+
+def test_descriptions_are_read_whole() -> None:
+    said, described = descriptions(
+        "Look up.\n\nArgs:\n  town (str, optional): Its\n    name: in full.\n  day:\n    The day.\n\n"
+        "Towns are German.\n\nReturns:\n  The town."
+    )
+    assert said == "Look up.\n\nTowns are German."
+    assert described == {"town": "Its name: in full.", "day": "The day."}

@@ -239,6 +239,31 @@ def test_what_the_chat_template_refuses_is_a_failure(refuses: int) -> None:
     assert [world.closed for world in worlds.opened] == [1]
 
 
+@pytest.mark.parametrize(
+    ("step", "problem"),
+    [
+        (Step(reward=1.0), "no message"),
+        (Step([{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]), "whose turn"),
+        (Step([{"role": "assistant", "content": "turn 1 "}, {"role": "user", "content": "b"}]), "own message"),
+    ],
+)
+def test_answers_after_which_nobody_goes_on_are_failures(step: Step, problem: str) -> None:
+    async def play(**keys: Any) -> Episode:
+        worlds = Worlds(lambda: World([step, DONE]))
+        return await episodes(worlds, Engine(counting()), attempts=1, **keys).play(task(), 5, 11)
+
+    episode = run(play)
+    assert episode.stop is StopReason.ENVIRONMENT_FAILED
+    note = episode.reward.note
+    assert note.startswith(f"environments.{DOMAIN}: ") and problem in note and "done=True" in note
+    assert run(lambda: play(max_turns=1)).stop is StopReason.MAX_TURNS, "nobody has to go on"
+
+
+def test_examples_of_the_assistant_may_be_shown_in_a_step() -> None:
+    shown = [{"role": "assistant", "content": "like this"}, {"role": "user", "content": "b"}]
+    assert one(World([Step(shown), DONE]), Engine(counting())).stop is StopReason.COMPLETED
+
+
 def test_observation_longer_than_prompt_length_fails_episode() -> None:
     long = Observation([{"role": "user", "content": "x" * 200}])
     worlds = Worlds(lambda: World([DONE], long))
