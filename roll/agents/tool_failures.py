@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from roll.hosted.raised import NOTE_CHARACTERS, raised_where, trace_of
 
-MOST_KINDS = 8
+MOST_TOLD = 8
 """Largest number of kinds of failures of one tool that are told."""
 MOST_KIND = 200
 """Largest number of characters of a kind."""
@@ -62,7 +62,7 @@ def _note(failure: ToolFailure) -> None:
 
 
 class FirstOfKind:
-    """Lets the first failure of each kind of each tool pass, at most MOST_KINDS of a tool."""
+    """Lets the first failure of each kind of each tool pass, at most MOST_TOLD of a tool."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], set[str]] = {}
@@ -70,7 +70,7 @@ class FirstOfKind:
     def is_new(self, failure: ToolFailure, domain: str = "") -> bool:
         """Whether a failure is the first of its kind, and further ones of its tool may be told."""
         kinds = self._kinds.setdefault((domain, failure.tool), set())
-        if failure.kind in kinds or len(kinds) >= MOST_KINDS:
+        if failure.kind in kinds or len(kinds) >= MOST_TOLD:
             return False
         kinds.add(failure.kind)
         return True

@@ -67,7 +67,7 @@ def faults_of(*words: str) -> dict[str, Fault]:
 
 
 @pytest.mark.parametrize("environment", ["tool_use", "critique", "shell", "code_repl"])
-def test_generated_rows_of_an_environment_without_own_tasks_are_refused(environment: str) -> None:
+def test_generated_rows_without_a_task_are_refused(environment: str) -> None:
     keys = f"environment: {environment}, rows: 4, partners: {{critic: {{type: live}}}}"
     found = faults_of(f"environments={{sums: {{{keys}}}}}", "+rewards={sums: {reward: math_rule}}", "~validation")
     assert found["environments.sums.rows"].code == "contradiction"

@@ -12,7 +12,7 @@ from roll.agents.environment_workers import EnvironmentWorker, EnvironmentWorker
 from roll.agents.environments.base import Step
 from roll.agents.environments.checked import ToldStep
 from roll.agents.environments.process import EnvironmentProcess
-from roll.agents.tool_failures import MOST_KINDS, ToolFailure
+from roll.agents.tool_failures import MOST_TOLD, ToolFailure
 from roll.errors import EnvironmentFailed
 from roll.ray.group import WorkerGroup
 from roll.runs.rlvr.tool_failures import ToolFailures
@@ -82,7 +82,7 @@ def steps(*messages: dict[str, Any], **keys: Any) -> list[Step]:
     return run(go())
 
 
-def test_the_first_failure_of_each_kind_is_told_with_its_line(own_tools: Path) -> None:
+def test_first_failure_of_each_kind_is_told(own_tools: Path) -> None:
     tools = tuple(f"failing_tools:{name}" for name in ("broken", "broken_later", "opaque", "strict"))
     ulm, opaque = '{"town": "Ulm"}', ("opaque", "{}")
     first, again = steps(
@@ -112,7 +112,7 @@ def test_a_tool_that_hangs_is_named() -> None:
         steps(calls(("hangs", "{}")), tools=("failing_tools:hangs",), step_timeout=limits.EXPIRY)
 
 
-def test_each_kind_is_said_once_for_all_processes() -> None:
+def test_each_kind_is_said_once() -> None:
     said: list[tuple[str, str]] = []
     failures = ToolFailures(lambda topic, text: said.append((topic, text)), lambda text: text.replace("key-7", "***"))
     section_of = section(environment="calculator")
@@ -126,6 +126,6 @@ def test_each_kind_is_said_once_for_all_processes() -> None:
     [(topic, text)] = said
     assert topic.startswith("environments.act: look: KeyError") and "episode/tool_errors" in text
     assert "  line 3\n  ***" in text
-    for number in range(2 * MOST_KINDS):
+    for number in range(2 * MOST_TOLD):
         failures.observe("act", ToolFailure("look", f"kind {number}", "note", ""))
-    assert len(said) == MOST_KINDS
+    assert len(said) == MOST_TOLD

@@ -230,7 +230,7 @@ def test_a_value_is_written_as_it_is(value: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), [object()], iter("ab"), 1j, {np.int64(1): 2}])
-def test_a_value_that_has_no_text_is_an_error(value: Any) -> None:
+def test_a_value_without_text_is_an_error(value: Any) -> None:
     def give() -> Any:
         """Give a value."""
         return value

@@ -247,7 +247,7 @@ def test_what_the_chat_template_refuses_is_a_failure(refuses: int) -> None:
         (Step([{"role": "assistant", "content": "turn 1 "}, {"role": "user", "content": "b"}]), "own message"),
     ],
 )
-def test_answers_after_which_nobody_goes_on_are_failures(step: Step, problem: str) -> None:
+def test_answers_without_a_next_turn_are_failures(step: Step, problem: str) -> None:
     async def play(**keys: Any) -> Episode:
         worlds = Worlds(lambda: World([step, DONE]))
         return await episodes(worlds, Engine(counting()), attempts=1, **keys).play(task(), 5, 11)
@@ -259,7 +259,7 @@ def test_answers_after_which_nobody_goes_on_are_failures(step: Step, problem: st
     assert run(lambda: play(max_turns=1)).stop is StopReason.MAX_TURNS, "nobody has to go on"
 
 
-def test_examples_of_the_assistant_may_be_shown_in_a_step() -> None:
+def test_a_step_may_show_examples() -> None:
     shown = [{"role": "assistant", "content": "like this"}, {"role": "user", "content": "b"}]
     assert one(World([Step(shown), DONE]), Engine(counting())).stop is StopReason.COMPLETED
 

@@ -118,7 +118,7 @@ def test_nothing_is_replaced_once_the_group_is_stopped(caplog: pytest.LogCapture
     assert not caplog.records
 
 
-def test_sessions_that_close_as_the_group_is_stopped_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_sessions_that_close_at_the_end_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
         group = Group(lambda rank, method: DIED if method == "end" else None)
         section = EnvironmentConfig.model_validate({"environment": "calculator"})
