@@ -319,7 +319,8 @@ class Sessions(Served[Call]):
     async def awaited_reply(self, call: Call) -> bytes:
         with noting() as failures:
             returned = await self._returned(call)
-        new = [failure for failure in failures if self._first.is_new(failure)]
+        told = failures if isinstance(returned, Step) else ()  # other replies carry none
+        new = [failure for failure in told if self._first.is_new(failure)]
         return returned_message(call, returned, new[:MOST_FAILURES])
 
     def failure(self, call: Call, error: BaseException) -> bytes:

@@ -6,6 +6,7 @@ episode begins, so that a domain's keys can be checked without it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -81,6 +82,7 @@ class Gymnasium:
         options = picked(row, self.reset_columns)
         gymnasium = import_module("gymnasium")
         self._env = gymnasium.make(self.env_id, **self.env_kwargs)
+        check_flags(type(self._env.unwrapped), self.env_kwargs)
         self._read, listed = reader(self._env.action_space, gymnasium.spaces, self.actions, self._written)
         self._see(*self._env.reset(seed=seed, options=options or None))
         instruction = listed if self.env_instruction is None else self.env_instruction
@@ -127,6 +129,17 @@ class Gymnasium:
     def _answer(self, text: str, reward: float, counted: Mapping[str, float], is_over: bool = False) -> Step:
         messages = () if is_over else ({"role": "user", "content": text},)
         return Step(messages, reward, is_over, counted, as_state(self._text))
+
+
+def check_flags(made: type[Any], env_kwargs: Mapping[str, Any]) -> None:
+    """Raise ValueError if an argument that is true or false is a text: any text but the empty one would be true.
+
+    Other types are the package's to check: its own annotations leave out values that it takes.
+    """
+    parameters = inspect.signature(made).parameters
+    for name, value in env_kwargs.items():
+        if isinstance(value, str) and name in parameters and parameters[name].annotation in (bool, "bool"):
+            raise ValueError(f"env_kwargs.{name} is the text '{value}'; give true or false")
 
 
 def reader(space: Any, spaces: Any, names: Sequence[str] | None, written: WrittenAction) -> tuple[Reader, str]:

@@ -123,6 +123,7 @@ def test_a_metric_that_never_comes_fails() -> None:
         ({"env_id": DOORS, "action_pattern": "("}, ValueError, "not a regular expression"),
         ({"env_id": DOORS, "reset_columns": ["word"]}, ValueError, "has no 'word'"),
         ({"env_id": TAXI, "observe": "render"}, ValueError, "set env_kwargs.render_mode"),
+        ({"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": "no"}}, ValueError, "is_slippery is the text 'no'"),
         ({"env_id": "Taxy-v4"}, gymnasium.error.Error, "Taxy"),
     ],
 )
