@@ -118,7 +118,9 @@ def test_an_episode_may_span_updates_of_the_policy() -> None:
 
 def test_finished_episodes_are_stored_whole(tmp_path: Path) -> None:
     async def play() -> RolloutGroup:
-        worlds = Worlds(lambda: World([Step([], 0.5, False, {"moves": 2.0}, "s1"), DONE]))
+        worlds = Worlds(
+            lambda: World([Step([{"role": "user", "content": "more"}], 0.5, False, {"moves": 2.0}, "s1"), DONE])
+        )
         return await groups(episodes(worlds, Engine(lambda _: "!add(1)"))).sample(task(3), 5)
 
     group = run(play)
