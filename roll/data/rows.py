@@ -84,7 +84,7 @@ def read_row(row: Mapping[str, Any], data_args: DataConfig, sees: bool = False) 
             row has no value where `data_args.ground_truth` says.
     """
     done = dict(row)
-    if data_args.ground_truth != GROUND_TRUTH:
+    if data_args.ground_truth is not None:
         done[GROUND_TRUTH] = reference_at(row, data_args.ground_truth)
     if isinstance(done.get(TEST_CASES), str) and done[TEST_CASES].strip():
         done[TEST_CASES] = _from_json(done[TEST_CASES], TEST_CASES)
@@ -103,9 +103,17 @@ def only_given(read: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
 
 
 def reference_at(row: Mapping[str, Any], path: str) -> Any:
-    """Return the reference answer at a path; see `value_at`. Raises RowFault if there is none."""
+    """Return the reference answer at a path; see `value_at`.
+
+    Raises:
+        RowFault: there is none, or it is an empty text in whose place rewards would take the row's `answer`.
+    """
     remedy = "fill it in, or name the column of the reference answer, or keys to it, in data_args.ground_truth"
-    return value_at(row, path, f"data_args.ground_truth is '{path}'", remedy)
+    found = value_at(row, path, f"data_args.ground_truth is '{path}'", remedy)
+    if found == "" and row.get("answer") is not None:
+        problem = f"data_args.ground_truth is '{path}', which is empty, and rewards would read 'answer' instead"
+        raise RowFault(f"'{path}' is empty", problem, remedy, "empty")
+    return found
 
 
 def other_reference(row: Mapping[str, Any]) -> tuple[str, Any] | None:

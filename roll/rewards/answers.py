@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -42,6 +43,22 @@ MISSING = ("nan", "NaN", "<NA>", "NaT")
 """What pandas and CSV files write for a value that is missing."""
 
 
+def reference_text(row: Mapping[str, Any]) -> str | None:
+    """Return the reference of a row as text, for records: its `ground_truth`, as rewards read it, or else the value of
+    this column as it is, which a user's own reward may read. Values other than texts become JSON. None without one.
+    """
+    try:
+        return ground_truth(row)
+    except ValueError:
+        value = row.get(_column(row))
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _column(row: Mapping[str, Any]) -> str:
+    """Return the column of a row that has the reference answer."""
+    return "answer" if row.get("ground_truth") in (None, "") and row.get("answer") is not None else "ground_truth"
+
+
 def ground_truth(row: Mapping[str, Any]) -> str:
     """Return the reference answer: the row's `ground_truth`, or its `answer` if it has no `ground_truth`.
 
@@ -50,8 +67,7 @@ def ground_truth(row: Mapping[str, Any]) -> str:
     Raises:
         ValueError: the row has neither column, or the value is empty or missing, or is neither a string nor a number.
     """
-    column = "answer" if row.get("ground_truth") in (None, "") and row.get("answer") is not None else "ground_truth"
-    value = row.get(column)
+    value = row.get(column := _column(row))
     if isinstance(value, str):
         reference = value.rpartition("####")[2].strip()
         if reference and reference not in MISSING:

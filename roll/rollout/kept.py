@@ -25,6 +25,7 @@ from pyarrow import parquet
 from pydantic import TypeAdapter
 
 from roll.errors import RollError
+from roll.rewards.answers import reference_text
 from roll.rollout.filters import usable
 from roll.rollout.record import Locate, by_turns, observed
 from roll.system.own_folder import own_folder, remove_ownerless
@@ -239,14 +240,14 @@ class _Trained:
 def _rows(step: int, number: int, group: RolloutGroup, trained: _Trained) -> Iterator[dict[str, Any]]:
     """Yield the rows of a group: its episodes in order, then its greedy response, whose `sample` is null."""
     prompt, learnt = group.prompt, usable(group)
-    truth = prompt.row.get("ground_truth")
+    truth = reference_text(prompt.row)
     shared = {
         "step": step,
         "group": number,
         "prompt_id": prompt.prompt_id,
         "domain": prompt.domain,
         "place": _text(prompt.place),
-        "ground_truth": _text(truth) if isinstance(truth, str) and len(truth) <= LONGEST_TEXT else None,
+        "ground_truth": _text(truth) if truth is not None and len(truth) <= LONGEST_TEXT else None,
         "began": group.began,
         "ended": group.ended,
     }

@@ -29,7 +29,7 @@ from roll.config.schema.pipelines import Config
 from roll.config.schema.rlvr import RlvrConfig
 from roll.config.schema.roles import LearnerConfig
 from roll.config.schema.secrets import redacted
-from roll.data.rows import COLUMNS
+from roll.data.rows import COLUMNS, GROUND_TRUTH
 from roll.errors import DataError, Fault
 from roll.stores.models import local_model
 from roll.stores.store import StoreError
@@ -55,6 +55,8 @@ def of_keys(config: Config) -> dict[str, str]:
     if isinstance(config, SftConfig | RlvrConfig):
         found[f"{name}.model_args.sees_pictures"] = "true" if role.model_args.sees_pictures else "nothing"
     columns = role.data_args.model_dump(include=COLUMNS - {"id"}) if role.data_args else {}  # `id` only affects reports
+    if columns:  # as in fingerprints of before, where the name had a default
+        columns["ground_truth"] = columns["ground_truth"] or GROUND_TRUTH
     found |= {f"{name}.data_args.{key}": "nothing" if value is None else f"'{value}'" for key, value in columns.items()}
     if isinstance(config, RlvrConfig):
         found["rollout_batch_size"] = str(config.rollout_batch_size)

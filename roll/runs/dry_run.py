@@ -166,7 +166,7 @@ def _read_prompt(
     domain = routes.domains[routes.domain_index(label)]
     if domain in rewards:
         _check_reference(domain, rewards[domain], read, row, data_args)
-    column = data_args.ground_truth
+    column = data_args.ground_truth or GROUND_TRUTH
     if read.get(GROUND_TRUTH) in (None, "") and read.get("answer") is not None:
         column, read = "answer", {**read, GROUND_TRUTH: read["answer"]}  # as `roll.rewards.answers.ground_truth` does
     said = f"the first asks {_shown(conversation[-1]['content'])}; its {column} is {_shown(read.get(GROUND_TRUTH))}"
@@ -196,7 +196,7 @@ def _check_reference(domain: str, section: RewardConfig, read: Row, row: Row, da
             problem = f"'{part.reward}' cannot use the row: {error}; the row has: {', '.join(map(str, row))}"
             where = f", as {other[0]}" if (other := other_reference(row)) else ""
             named = f"name the column of the reference answer in data_args.{GROUND_TRUTH}{where}, or "
-            remedy = f"{named if data_args.ground_truth == GROUND_TRUTH else ''}fix or remove the row"
+            remedy = f"{named if data_args.ground_truth is None else ''}fix or remove the row"
             raise RowFault(f"no reference for '{part.reward}'", problem, remedy, "unfit") from error
 
 

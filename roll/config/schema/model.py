@@ -247,12 +247,11 @@ class DataConfig(StrictConfig):
         description="With `prompt`: column with more text of the prompt. If it is not empty, it follows `prompt` on a "
         "new line.",
     )
-    ground_truth: str = Field(
-        "ground_truth",
-        min_length=1,
+    ground_truth: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
         description="Column with the reference answer. Keys joined with dots reach into a column: "
-        "`reward_model.ground_truth`. Rewards "
-        "read the value as `ground_truth`. If this key is set, every row must have a value there.",
+        "`reward_model.ground_truth`. Rewards read the value as `ground_truth`. If this key is set, every row must "
+        "have a value there. If not, rewards read `ground_truth`, or `answer` of rows without one.",
     )
     response: str | None = Field(
         None, description="With `prompt`: column with the response to train on; keys joined with dots as in `prompt`."

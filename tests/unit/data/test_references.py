@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,34 @@ def test_row_without_configured_reference_is_fault(prepared: Callable[..., Promp
     with pytest.raises(DataError) as caught:
         prepared(path, prompt="q", ground_truth="solution")
     assert coded(caught.value.faults) == [("missing", f"{path}:2"), ("missing", f"{path}:3")]
+
+
+@pytest.mark.parametrize(
+    ("named", "rows", "code"),
+    [
+        ("ground_truth", [{"q": "One?", "ground_truth": 3, "answer": "7"}, {"q": "One?", "answer": "7"}], "missing"),
+        ("solution", [{"q": "One?", "solution": "3"}, {"q": "One?", "solution": "", "answer": "7"}], "empty"),
+    ],
+)
+def test_rewards_take_no_other_column_than_the_one_that_is_named(
+    prepared: Callable[..., PromptSet], tmp_path: Path, named: str, rows: list[dict], code: str
+) -> None:
+    (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert len(prepared(path, prompt="q")) == 2  # without the key, rewards read `answer` of the second row
+    with pytest.raises(DataError) as caught:
+        prepared(path, prompt="q", ground_truth=named)
+    assert coded(caught.value.faults) == [(code, f"{path}:2")]
+
+
+def test_a_named_reference_stays_named_in_records_and_copies() -> None:
+    named = DataConfig.model_validate({"file_name": "a", "prompt": "q", "ground_truth": "ground_truth"})
+    again = DataConfig.model_validate_json(named.model_dump_json())
+    for one in (named.model_copy(update={"id": "n"}), again, pickle.loads(pickle.dumps(named))):
+        with pytest.raises(RowFault):
+            read_row({"q": "One?", "answer": "7"}, one)
+    unnamed = DataConfig.model_validate({"file_name": "a", "prompt": "q"})
+    unnamed = DataConfig.model_validate_json(unnamed.model_dump_json())
+    assert read_row({"q": "One?", "answer": "7"}, unnamed) == {"q": "One?", "answer": "7"}
 
 
 def test_missing_column_lists_only_those_of_the_file(prepared: Callable[..., PromptSet], tmp_path: Path) -> None:

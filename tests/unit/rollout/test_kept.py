@@ -77,6 +77,29 @@ def test_rollouts_are_handed_out_as_they_were_kept(tmp_path: Path) -> None:
             assert plain(after.prompt.token_ids) == plain(longest.token_ids) and after.prompt.text == longest.text
 
 
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"ground_truth": 7}, "7"),
+        ({"ground_truth": 0.5, "answer": "9"}, "0.5"),
+        ({"ground_truth": None, "answer": "so 3 + 4 #### 7"}, "7"),
+        ({"ground_truth": ["Zürich", 7]}, '["Zürich", 7]'),
+        ({"ground_truth": {"label": [1, None]}}, '{"label": [1, null]}'),
+        ({"ground_truth": True}, "true"),
+        ({"ground_truth": ""}, ""),
+        ({"question": "One?"}, None),
+        ({"ground_truth": [0] * kept.LONGEST_TEXT}, None),
+    ],
+)
+def test_references_of_any_type_are_kept_as_text(tmp_path: Path, row: dict, text: str | None) -> None:
+    group = make_group(0, [make_episode([5], 1.0)])
+    keep(tmp_path, 1, [replace(group, prompt=replace(group.prompt, row=row))])
+    [found] = parquet.read_table(step_file(tmp_path / kept.FOLDER, 1)).to_pylist()
+    assert found["ground_truth"] == text
+    [[again]] = handed_out(tmp_path, 1, 1)
+    assert again.prompt.row == ({} if text is None else {"ground_truth": text})
+
+
 def test_position_goes_on_within_a_run(tmp_path: Path) -> None:
     for step in (1, 2):
         keep(tmp_path, step, random_groups(step, first=3 * step))
