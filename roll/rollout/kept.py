@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,6 @@ from pyarrow import parquet
 from pydantic import TypeAdapter
 
 from roll.errors import RollError
-from roll.rewards.answers import reference_text
 from roll.rollout.filters import usable
 from roll.rollout.record import Locate, by_turns, observed
 from roll.system.own_folder import own_folder, remove_ownerless
@@ -187,11 +186,16 @@ def continue_after(run_folder: Path, resumed_from: int | None) -> None:
         raise RollError(f"{folder}: cannot be continued: {error}; fix or move the folder") from error
 
 
+ReferenceOf = Callable[[Mapping[str, Any]], str | None]
+
+
 class RolloutFiles:
     """Writes the rollouts of each step of a run."""
 
-    def __init__(self, run_folder: Path, origin: Origin) -> None:
+    def __init__(self, run_folder: Path, origin: Origin, reference: ReferenceOf) -> None:
+        """`reference` returns the reference answer of a prompt's row as text."""
         self._run_folder, self._folder, self._origin = run_folder, run_folder / FOLDER, origin
+        self._reference = reference
 
     async def keep(self, step: int, groups: Sequence[RolloutGroup], batch: TrainBatch | None) -> None:
         """Write the groups of a step, in a thread. `batch` is what is learnt from them; None without any verdict.
@@ -212,7 +216,8 @@ class RolloutFiles:
                 partial = site / file.name
                 with parquet.ParquetWriter(partial, schema, compression="zstd", write_page_checksum=True) as writer:
                     for number, group in enumerate(groups):
-                        rows = list(_rows(step, number, group, parts))
+                        truth = self._reference(group.prompt.row)
+                        rows = list(_rows(step, number, group, truth, parts))
                         writer.write_table(pyarrow.Table.from_pylist(rows, schema), row_group_size=len(rows))
                 with partial.open("rb") as written:
                     os.fsync(written.fileno())
@@ -237,10 +242,11 @@ class _Trained:
         return bool(self._batch.sequences.response_mask[begin:end].any()), self._batch.advantages[begin:end]
 
 
-def _rows(step: int, number: int, group: RolloutGroup, trained: _Trained) -> Iterator[dict[str, Any]]:
+def _rows(
+    step: int, number: int, group: RolloutGroup, truth: str | None, trained: _Trained
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of a group: its episodes in order, then its greedy response, whose `sample` is null."""
     prompt, learnt = group.prompt, usable(group)
-    truth = reference_text(prompt.row)
     shared = {
         "step": step,
         "group": number,

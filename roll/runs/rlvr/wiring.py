@@ -64,6 +64,7 @@ from roll.models.thinking import ResponseTexts
 from roll.models.weight_files import check_readable
 from roll.ray.device_sharing import DeviceSharing
 from roll.registry import imported
+from roll.rewards.answers import reference_text
 from roll.rewards.passing import Bars
 from roll.rewards.reward_workers import ModelReward
 from roll.rollout.batch import Credit, CreditAssignment, Shaping
@@ -410,7 +411,7 @@ def rollouts_of(config: RlvrConfig, context: RunContext, origin: Origin) -> Roll
     """
     folder, resumed = Path(config.output_dir), context.checkpointer.resumed_step
     continue_after(folder, (resumed or 0) if context.restarts else resumed)
-    return RolloutFiles(folder, origin) if config.keep_rollouts else None
+    return RolloutFiles(folder, origin, reference_text) if config.keep_rollouts else None
 
 
 def validation_of(

@@ -115,7 +115,7 @@ def test_row_without_configured_reference_is_fault(prepared: Callable[..., Promp
         ("solution", [{"q": "One?", "solution": "3"}, {"q": "One?", "solution": "", "answer": "7"}], "empty"),
     ],
 )
-def test_rewards_take_no_other_column_than_the_one_that_is_named(
+def test_no_other_column_replaces_the_named_one(
     prepared: Callable[..., PromptSet], tmp_path: Path, named: str, rows: list[dict], code: str
 ) -> None:
     (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -125,7 +125,7 @@ def test_rewards_take_no_other_column_than_the_one_that_is_named(
     assert coded(caught.value.faults) == [(code, f"{path}:2")]
 
 
-def test_a_named_reference_stays_named_in_records_and_copies() -> None:
+def test_reference_stays_named_in_records() -> None:
     named = DataConfig.model_validate({"file_name": "a", "prompt": "q", "ground_truth": "ground_truth"})
     again = DataConfig.model_validate_json(named.model_dump_json())
     for one in (named.model_copy(update={"id": "n"}), again, pickle.loads(pickle.dumps(named))):

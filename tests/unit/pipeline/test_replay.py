@@ -21,6 +21,7 @@ from roll.config.schema.rlvr import RlvrConfig
 from roll.data.chat import NO_END
 from roll.errors import ConfigError, RollError
 from roll.models.load import load_tokenizer
+from roll.rewards.answers import reference_text
 from roll.rollout.kept import KeptRollouts, Origin, RolloutFiles, step_file
 from roll.rollout.scheduler import RolloutScheduler
 from roll.runs.position import Position
@@ -45,7 +46,7 @@ def write(folder: Path, *steps: Sequence[RolloutGroup] | None, origin: Origin = 
     """Keep these steps, leaving out those that are None."""
     for number, step in enumerate(steps, 1):
         if step is not None:
-            asyncio.run(RolloutFiles(folder, origin).keep(number, step, None))
+            asyncio.run(RolloutFiles(folder, origin, reference_text).keep(number, step, None))
 
 
 @pytest.fixture
@@ -177,7 +178,9 @@ def trained_on(scheduler: RolloutScheduler, files: RolloutFiles | None) -> Parts
 
 def test_replay_trains_on_same_batches(tmp_path: Path) -> None:
     drawn = cast(Any, Drawn())
-    first = trained_on(RolloutScheduler(drawn, drawn, 4, 1.0, 7, window=8), RolloutFiles(tmp_path, ORIGIN))
+    first = trained_on(
+        RolloutScheduler(drawn, drawn, 4, 1.0, 7, window=8), RolloutFiles(tmp_path, ORIGIN, reference_text)
+    )
     kept = KeptRollouts(tmp_path, 4)
     again = trained_on(RolloutScheduler(kept, kept, 4, 0.0, None), None)
     assert len(first.batches) == len(again.batches) == 3
@@ -195,7 +198,7 @@ def test_step_without_verdict_is_kept(tmp_path: Path) -> None:
 
     drawn = cast(Any, Unscored())
     with pytest.raises(RollError, match="it broke"):
-        trained_on(RolloutScheduler(drawn, drawn, 2, 0.0, 7), RolloutFiles(tmp_path, ORIGIN))
+        trained_on(RolloutScheduler(drawn, drawn, 2, 0.0, 7), RolloutFiles(tmp_path, ORIGIN, reference_text))
     assert KeptRollouts(tmp_path, 2).facts(1).groups == 2
 
 

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from roll.algorithms.advantages import Normalisation
 from roll.errors import RollError
+from roll.rewards.answers import reference_text
 from roll.rollout import kept
 from roll.rollout.batch import Credit, CreditAssignment, Shaping, experience
 from roll.rollout.kept import KeptRollouts, Origin, RolloutFiles, continue_after, step_file, steps_in
@@ -47,7 +48,7 @@ def _unbroken(one: Episode) -> Episode:
 
 
 def keep(folder: Path, step: int, groups: list[RolloutGroup], batch: TrainBatch | None = None) -> None:
-    asyncio.run(RolloutFiles(folder, ORIGIN).keep(step, groups, batch))
+    asyncio.run(RolloutFiles(folder, ORIGIN, reference_text).keep(step, groups, batch))
 
 
 def handed_out(folder: Path, groups_per_step: int, steps: int) -> list[list[RolloutGroup]]:
