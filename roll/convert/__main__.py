@@ -16,7 +16,7 @@ from pathlib import Path
 
 from roll.convert.draft import Draft
 from roll.convert.recognise import TRL_TRAINERS, Wishes, converted
-from roll.convert.rows import count_rows, first_row, fit_columns
+from roll.convert.rows import count_rows, first_row, fit_columns, fit_completions
 from roll.convert.source import Source
 from roll.convert.write import experiment_text, notes_text
 from roll.errors import ConfigError, Fault
@@ -75,8 +75,11 @@ def with_rows(path: Path, wishes: Wishes) -> tuple[Draft, Source]:
     files = draft.at(f"{source.role}.data_args.file_name")
     if wishes.rows is None and (rows := count_rows(files)):
         draft, source = converted(path, replace(wishes, rows=rows))
-    if source.program == "TRL" and source.in_rlvr and (row := first_row(files)):
+    row = first_row(files) if source.program == "TRL" else None
+    if row and source.in_rlvr:
         fit_columns(draft, row)
+    elif row and source.trainer == "sft":
+        fit_completions(draft, row, source.role, source.get("completion_only_loss") is False)
     return draft, source
 
 

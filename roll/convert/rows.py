@@ -11,6 +11,7 @@ from typing import Any
 
 from roll.convert.draft import Draft
 
+MESSAGES = "the rows have the column `messages`"
 COLUMNS = "the columns are `prompt`, a list of messages, and `solution`"
 REFERENCES = ("solution", "ground_truth", "answer", "reward_model.ground_truth")
 """Columns of a reference answer: those of TRL, roll and GSM8K, and the one of verl."""
@@ -79,6 +80,28 @@ def fit_columns(draft: Draft, row: Mapping[str, Any]) -> None:
             draft.put(f"{at}.ground_truth", reference)
     if "prompt" in row and _reference(row):
         draft.notes = [note for note in draft.notes if note.said != COLUMNS]
+
+
+def fit_completions(draft: Draft, row: Mapping[str, Any], role: str, learns_all: bool) -> None:
+    """Name the columns `prompt` and `completion` of an experiment for SFT if its rows have them, texts or messages, as
+    TRL reads them.
+
+    Args:
+        role: the trained role.
+        learns_all: whether the prompt is trained on, too.
+    """
+    if "messages" in row or not {"prompt", "completion"} <= set(row) or draft.at(f"{role}.data_args.text"):
+        return
+    is_text = isinstance(row["prompt"], str)
+    for at in (f"{role}.data_args", "validation.data_args"):
+        if draft.at(f"{at}.messages") == "messages":
+            draft.drop(f"{at}.messages")
+            draft.put(f"{at}.prompt" if is_text else f"{at}.messages", "prompt")
+            draft.put(f"{at}.response", "completion")
+            draft.put(f"{at}.template", "raw" if is_text else None)  # TRL joins texts as they are
+    if draft.at("loss_on") == "all" and not learns_all:
+        draft.put("loss_on", "response")
+    draft.notes = [note for note in draft.notes if note.said != MESSAGES]
 
 
 def _reference(row: Mapping[str, Any]) -> str | None:

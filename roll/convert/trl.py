@@ -21,7 +21,7 @@ from roll.convert.roles import (
     put_trackers,
     updates_of,
 )
-from roll.convert.rows import COLUMNS
+from roll.convert.rows import COLUMNS, MESSAGES
 from roll.convert.source import Source
 
 PAGE = "docs/moving/from_trl.md"
@@ -411,7 +411,7 @@ def _sft(source: Source, draft: Draft) -> None:
     else:
         draft.put(f"{at}.messages", "messages")
         if not text:
-            draft.note("assumed", "dataset_text_field", "the rows have the column `messages`")
+            draft.note("assumed", "dataset_text_field", MESSAGES)
         if source.get("assistant_only_loss"):
             draft.put("loss_on", "assistant")
         else:

@@ -167,7 +167,9 @@ def qwen2_5(messages: Messages, generate: bool) -> str:
 
 
 def raw(messages: Messages, generate: bool) -> str:
-    """Render only the contents, with an empty line between them, for base models."""
+    """Render only the contents, with an empty line between them, for base models. Raises TemplateFault without any."""
+    if not messages:
+        raise TemplateFault("the template 'raw' opens no turn without a message before it")
     text = "\n\n".join(message["content"] for message in messages[:-1] if message["content"])
     last = messages[-1]
     if last["role"] == "assistant":

@@ -22,6 +22,7 @@ from roll.data.picture_parts import pictures_of
 from roll.data.pictures import Sight
 from roll.data.prompts import Shuffle
 from roll.data.rows import (
+    SAYS_NOTHING,
     Conversation,
     RowFault,
     column_number,
@@ -30,6 +31,7 @@ from roll.data.rows import (
     labelled_conversation,
     pair_conversations,
     remarks_of,
+    says_nothing,
     template_arguments,
 )
 from roll.data.sources import Source, find_sources, folder_of
@@ -401,10 +403,16 @@ def _read_texts(row: Mapping[str, Any], data_args: DataConfig, reading: Reading,
         return reading.turns(example_conversation(row, data_args, sees))
     if kind == "labelled":
         conversation, desirable = labelled_conversation(row, data_args, sees)
-        return replace(reading.response(conversation), value=float(desirable))
+        return _remarked(replace(reading.response(conversation), value=float(desirable)), conversation)
+    chosen, rejected = pair_conversations(row, data_args, sees)
+    margin = column_number(row, data_args.margin) if data_args.margin else 0.0
     read = reading.scored if kind == "scored_pairs" else reading.response
-    chosen, rejected = map(read, pair_conversations(row, data_args, sees))
-    return _compared(chosen, rejected, column_number(row, data_args.margin) if data_args.margin else 0.0)
+    return _remarked(_compared(read(chosen), read(rejected), margin), rejected)
+
+
+def _remarked(texts: Texts, undesirable: Conversation) -> Texts:
+    """Return the texts of a row with a remark if the undesirable response is empty. Desirable ones never are."""
+    return replace(texts, remarks=(*texts.remarks, SAYS_NOTHING)) if says_nothing(undesirable[-1]) else texts
 
 
 class Reading:
@@ -444,6 +452,8 @@ class Reading:
                 remedy,
                 "no_effect",
             )
+        if learnt[0] == 0:
+            self._check_opened()
         # What follows the last turn that is learnt has no effect on the loss.
         conversation = conversation[: learnt[-1] + 1]
         spans = partial(self._template.spans, further=self._further) if self._template.marks_turns else None
@@ -455,6 +465,16 @@ class Reading:
         remarks = self._remarks(conversation[:-1], text, context[0] if begun == learnt[0] else "", learnt, begun)
         shown = pictures_of(conversation)
         return Texts("".join(context), response, pieces=tuple(context), remarks=remarks, pictures=shown)
+
+    def _check_opened(self) -> None:
+        """Raise RowFault if the template cannot open a turn that has nothing before it, so that its mask is unknown."""
+        try:
+            self._render([], True)
+        except TemplateFault as fault:
+            problem = "its messages begin with one of the assistant, before which the template opens no turn"
+            remedy = f"put a message of the user or a system message before it, give it '{UNLEARNT}': false, or use "
+            remedy += "loss_on=response"
+            raise RowFault("begins with the assistant", problem, remedy, "not_supported") from fault
 
     def _render(self, messages: Messages, generate: bool) -> str:
         return self._template(messages, generate, self._further)
@@ -473,8 +493,10 @@ class Reading:
         """
         lost = self._unwritten.in_context(messages, text, lambda changed: self._render(changed, True), learnt)
         found = tuple(UNWRITTEN.format(place) for place in lost)
+        if not prompt:
+            return found
         opened = self._render(messages[:begun], True)
-        return (*found, UNTHOUGHT) if prompt and opened.startswith(prompt) and opened[len(prompt) :].strip() else found
+        return (*found, UNTHOUGHT) if opened.startswith(prompt) and opened[len(prompt) :].strip() else found
 
 
 def _compared(chosen: Texts, rejected: Texts, margin: float) -> Texts:

@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.config.schema.model import DataConfig, truths_as_text
 from roll.data.json_text import parsed
-from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, MessageFault, read_message, unread_message_keys
+from roll.data.messages import ROLE_FROM, ROLE_OF, ROLES, UNLEARNT, MessageFault, read_message, unread_message_keys
 from roll.data.picture_parts import (
     MARK,
     PICTURES,
@@ -46,6 +46,11 @@ PROMPT_COLUMNS = ("input", "context", "history", "system", "image", "images", "v
 """Columns that other frameworks make a part of the prompt, by their usual names."""
 UNNAMED = "have a value in the column '{}', which no key of data_args names, so that the model does not see it"
 UNREAD = "have a message with the key '{}', which nothing reads"
+UNREAD_MARGIN = (
+    "have a value in the column 'margin', which data_args.margin does not name, so that nothing reads it (pipeline: "
+    "reward_model reads such a column)"
+)
+SAYS_NOTHING = "have an undesirable response without text: it teaches no more than not to end the turn at once"
 """Remarks on rows; see `Texts.remarks`."""
 JSON_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 LABELS = {"true": True, "1": True, "false": False, "0": False}
@@ -160,6 +165,14 @@ def value_at(row: Mapping[str, Any], path: str, named: str, remedy: str) -> Any:
     return found
 
 
+def _has_value(row: Mapping[str, Any], path: str) -> bool:
+    """Return whether a row has a column of this name, or a value at this path."""
+    try:
+        return path in row or value_at(row, path, "", "") is not None
+    except RowFault:
+        return False
+
+
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's arguments for the chat template: `tools`, and the keys of `chat_template_kwargs`. JSON texts are
     parsed.
@@ -209,37 +222,53 @@ def _asked(row: Mapping[str, Any], data_args: DataConfig, sees: bool) -> Convers
     conversation = _messages(row, data_args.messages, sees=sees)
     if conversation[-1]["role"] not in ("user", "tool"):
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
-        raise RowFault(
-            "messages end with the wrong role",
-            problem,
-            "end the list with the user's message that the policy should answer",
-            "not_allowed",
-        )
+        remedy = "end the list with the user's message that the policy should answer"
+        if data_args.response is not None:
+            remedy += ", or remove data_args.response if the list has the response to learn"
+        raise RowFault("messages end with the wrong role", problem, remedy, "not_allowed")
     return conversation
 
 
-def example_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: bool = False) -> Conversation:
+def example_conversation(
+    row: Mapping[str, Any], data_args: DataConfig, sees: bool = False, may_be_empty: bool = False
+) -> Conversation:
     """Return the messages of an SFT example. The last message is the assistant's, which is learnt.
+
+    With a column of responses, earlier messages of the assistant are a part of the prompt, and are not learnt.
 
     Args:
         sees: whether the model sees pictures; see `read_message`. All are then in place.
+        may_be_empty: whether the last message may have no text.
 
     Raises:
         RowFault: a column is missing, empty or of the wrong type, the last message is not the assistant's, or it is the
             only one; or there are more or fewer pictures than places for them.
     """
-    if data_args.messages is None:
-        assert data_args.response is not None, "the configuration was checked"
-        conversation = _prompt(row, data_args)
-        conversation.append({"role": "assistant", "content": _quoted_value(row, data_args.response)})
-        return _with_pictures(conversation, row, data_args) if sees else conversation
-    conversation = _messages(row, data_args.messages, sees=sees)
+    if data_args.response is None:
+        conversation = _whole(row, data_args, sees, may_be_empty)
+    else:
+        prompt = map(_unlearnt, _asked(row, data_args, sees))
+        conversation = [*prompt, _answer(row, data_args.response, sees, may_be_empty)]
+    return _with_pictures(conversation, row, data_args) if sees else conversation
+
+
+def _unlearnt(message: dict[str, Any]) -> dict[str, Any]:
+    return message | {UNLEARNT: False} if message["role"] == "assistant" else message
+
+
+def _whole(row: Mapping[str, Any], data_args: DataConfig, sees: bool, may_be_empty: bool) -> Conversation:
+    """Return the messages of an example whose response is among them. The pictures of `data_args.images` are not in
+    place yet.
+    """
+    assert data_args.messages is not None, "the configuration was checked"
+    conversation = _messages(row, data_args.messages, may_be_empty, sees)
     if conversation[-1]["role"] != "assistant":
         problem = f"'{data_args.messages}' ends with a message of the role '{conversation[-1]['role']}'"
         raise RowFault(
             "messages end with the wrong role",
             problem,
-            "end the list with the assistant's message to be learnt",
+            "end the list with the assistant's message to be learnt, or name the column that has it in "
+            "data_args.response",
             "not_allowed",
         )
     if len(conversation) == 1:
@@ -249,7 +278,7 @@ def example_conversation(row: Mapping[str, Any], data_args: DataConfig, sees: bo
             "put the user's message before it",
             "missing",
         )
-    return _with_pictures(conversation, row, data_args) if sees else conversation
+    return conversation
 
 
 def _with_pictures(conversation: Conversation, row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
@@ -305,6 +334,7 @@ def pair_conversations(
 
     With a column for the prompt, each response is a text, or a list with one message of the assistant. Without such a
     column, both columns of responses hold whole conversations that differ only in their last message, the assistant's.
+    The rejected response may be empty.
 
     Args:
         sees: whether the model sees pictures; see `read_message`. All are then in place, the same ones in both.
@@ -324,8 +354,8 @@ def _pair(row: Mapping[str, Any], data_args: DataConfig, sees: bool) -> tuple[Co
     columns = (data_args.chosen, data_args.rejected)
     if data_args.prompt is not None or data_args.messages is not None:
         prompt = _asked(row, data_args, sees)
-        chosen, rejected = ([*prompt, _answer(row, column, sees)] for column in columns)
-        return chosen, rejected
+        better, worse = (_answer(row, name, sees, may_be_empty=name == columns[1]) for name in columns)
+        return [*prompt, better], [*prompt, worse]
     chosen, rejected = (_messages(row, column, may_be_empty=True, sees=sees) for column in columns)
     if chosen[:-1] != rejected[:-1]:
         problem = f"'{columns[0]}' and '{columns[1]}' differ in more than their last message"
@@ -344,13 +374,15 @@ def _pair(row: Mapping[str, Any], data_args: DataConfig, sees: bool) -> tuple[Co
                 "give the whole conversation, or name the column of the prompt in data_args",
                 "missing",
             )
+    _check_said(chosen[-1], columns[0])
     return chosen, rejected
 
 
 def labelled_conversation(
     row: Mapping[str, Any], data_args: DataConfig, sees: bool = False
 ) -> tuple[Conversation, bool]:
-    """Return a conversation that ends with the assistant's message, and whether that message is desirable.
+    """Return a conversation that ends with the assistant's message, and whether that message is desirable. One that is
+    not may be empty.
 
     Args:
         sees: whether the model sees pictures; see `read_message`. All are then in place.
@@ -369,10 +401,7 @@ def labelled_conversation(
             "make it true (desirable) or false, or 1 or 0",
             "not_allowed",
         )
-    if data_args.response is None:
-        return example_conversation(row, data_args, sees), bool(label)
-    conversation = [*_asked(row, data_args, sees), _answer(row, data_args.response, sees)]
-    return _with_pictures(conversation, row, data_args) if sees else conversation, bool(label)
+    return example_conversation(row, data_args, sees, may_be_empty=not label), bool(label)
 
 
 def column_number(row: Mapping[str, Any], column: str) -> float:
@@ -390,25 +419,51 @@ def column_number(row: Mapping[str, Any], column: str) -> float:
     return float(value)
 
 
-def _answer(row: Mapping[str, Any], column: str, sees: bool) -> dict[str, Any]:
-    """Return the assistant's message in a column. The column holds a text, which may be empty, or a list with that one
-    message.
+def _answer(row: Mapping[str, Any], column: str, sees: bool, may_be_empty: bool) -> dict[str, Any]:
+    """Return the assistant's message in a column. The column holds a text, or a list with that one message.
 
     The list may be JSON text, as in CSV.
     """
     value = _column(row, column)
+    if not isinstance(value, str | list):
+        problem = f"'{column}' is a {type(value).__name__}: {_excerpt(value)}"
+        remedy = f"make '{column}' a string, or a list with one message of the assistant"
+        raise RowFault(f"'{column}' is not text", problem, remedy, "wrong_type")
     if isinstance(value, str) and not _holds_messages(value):
-        return {"role": "assistant", "content": value}
-    messages = _messages(row, column, may_be_empty=True, sees=sees)
-    if len(messages) != 1 or messages[0]["role"] != "assistant":
-        problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
-        remedy = "make it a text, or one message of the assistant; for pairs of conversations, set no prompt column"
-        raise RowFault("response is not one message of the assistant", problem, remedy, "not_allowed")
-    return messages[0]
+        answer = {"role": "assistant", "content": value}
+    else:
+        messages = _messages(row, column, may_be_empty=True, sees=sees)
+        if len(messages) != 1 or messages[0]["role"] != "assistant":
+            problem = f"'{column}' holds {len(messages)} messages, the last of the role '{messages[-1]['role']}'"
+            remedy = "make it a text, or one message of the assistant; name no column of prompts if it holds whole "
+            remedy += "conversations"
+            raise RowFault("response is not one message of the assistant", problem, remedy, "not_allowed")
+        answer = messages[0]
+    if not may_be_empty:
+        _check_said(answer, column)
+    return answer
+
+
+def says_nothing(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has neither text nor tool calls."""
+    return not message["content"].strip() and not message.get("tool_calls")
+
+
+def _check_said(message: Mapping[str, Any], column: str) -> None:
+    if says_nothing(message):
+        problem = f"'{column}' has no text of the assistant"
+        raise RowFault(f"'{column}' is empty", problem, "fill in the text, or remove the row", "empty")
 
 
 def _prompt(row: Mapping[str, Any], data_args: DataConfig) -> Conversation:
     assert data_args.prompt is not None, "the configuration was checked"
+    if data_args.system is not None and _has_value(row, data_args.system):
+        problem = (
+            f"data_args.system is '{data_args.system}', the text of a system message, and also the name of a column"
+        )
+        remedy = "write the text itself there, or remove the key; rows with system messages of their own have them in "
+        remedy += "the list of data_args.messages"
+        raise RowFault("data_args.system names a column", problem, remedy, "contradiction")
     question = {"role": "user", "content": _question(row, data_args.prompt, data_args.input)}
     return [{"role": "system", "content": data_args.system}, question] if data_args.system else [question]
 
@@ -488,6 +543,8 @@ def remarks_of(row: Mapping[str, Any], data_args: DataConfig) -> tuple[str, ...]
     }
     columns = [name for name in PROMPT_COLUMNS if name not in named and row.get(name) not in (None, "", [], {})]
     found = {UNNAMED.format(name): None for name in columns}
+    if data_args.chosen and not data_args.margin and row.get("margin") not in (None, ""):
+        found[UNREAD_MARGIN] = None
     for column in filter(None, (data_args.messages, data_args.chosen, data_args.rejected, data_args.response)):
         messages = row.get(column)
         if isinstance(messages, str):
@@ -539,7 +596,7 @@ def column_text(row: Mapping[str, Any], column: str) -> str:
     if not isinstance(text, str):
         is_messages = isinstance(text, list) and all(isinstance(one, dict) for one in text)
         remedy = (
-            f"it holds messages: set data_args.messages={column}"
+            f"it holds messages: set data_args.messages={column} instead of the key that names it"
             if is_messages and text
             else f"make '{column}' a string"
         )
@@ -559,7 +616,10 @@ def _quoted_value(row: Mapping[str, Any], column: str) -> str:
     if _holds_messages(text):
         problem = f"'{column}' is the JSON text of messages, which would be read as they are written: {_excerpt(text)}"
         raise RowFault(
-            f"'{column}' is not text", problem, f"it holds messages: set data_args.messages={column}", "wrong_type"
+            f"'{column}' is not text",
+            problem,
+            f"it holds messages: set data_args.messages={column} instead of the key that names it",
+            "wrong_type",
         )
     return text
 

@@ -229,6 +229,11 @@ def find_sources(file_name: str | Sequence[str], split: str) -> list[Source]:
     return sources
 
 
+def rowless(sources: Sequence[Source]) -> list[Fault]:
+    """Return the faults of the sources of a set that has no rows."""
+    return [Fault(source.name, "has no rows", "give a source with at least one row", "empty") for source in sources]
+
+
 def folder_of(source: Source) -> Path:
     """Return the folder where relative paths in a source's rows start: that of its file, a saved set's own, or for a
     set of the Hub the working directory.

@@ -35,12 +35,12 @@ from roll.data.picture_parts import SIZES, PictureFault, PictureReference
 from roll.data.pictures import Sight, StoredPicture, expanded
 from roll.data.routes import DOMAIN
 from roll.data.rows import COLUMNS, RowFault, without_pictures
-from roll.data.sources import Source
+from roll.data.sources import Source, rowless
 from roll.errors import DataError, Fault, RollError
 from roll.system.orphans import forks_die_too
 from roll.system.own_folder import LockHeld, holding_lock
 
-FORMAT = "17"
+FORMAT = "18"
 """Part of the fingerprint. A new value invalidates all tables of earlier versions of this file."""
 REPORTED_ROWS = 20
 """Largest number of faulty rows that an error names."""
@@ -629,6 +629,4 @@ def _raw_rows(sources: tuple[Source, ...]) -> Iterator[dict[str, Any]]:
             empty = False
             yield {"file": index, "number": row.number, "row": row.text, "problem": row.problem}
     if empty:
-        raise DataError(
-            *[Fault(source.name, "has no rows", "give a source with at least one row", "empty") for source in sources]
-        )
+        raise DataError(*rowless(sources))

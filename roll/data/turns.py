@@ -54,9 +54,13 @@ class Turns:
     """The turns of the assistant in one conversation."""
 
     def __init__(self, messages: Messages, render: RenderMessages, marks: Collection[str] = ()) -> None:
-        """`messages` end with the assistant's; `marks` are the tokenizer's special tokens, which may end a turn."""
+        """`messages` end with the assistant's; `marks` are the tokenizer's special tokens, which may end a turn.
+
+        A first message of the assistant that is not learnt is no turn: nothing opens it, and it is context as it is.
+        """
         self.messages, self.render = messages, render
-        self.numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        spoken = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        self.numbers = [number for number in spoken if number or number == spoken[-1] or is_learnt(messages[0])]
         self._word = unused_word(render(messages, False) + str([message["content"] for message in messages]))
         self._probed = [self._probe(number, message) for number, message in enumerate(messages)]
         self._marks = sorted(set(marks) - set(TAGS), key=len, reverse=True)
@@ -250,8 +254,8 @@ class Turns:
         return f"{self._word}{turn}x"
 
     def _probe(self, number: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an assistant's message with a word as its content, or as the argument of its tool calls."""
-        if message["role"] != "assistant":
+        """Return a turn's message with a word as its content, or as the argument of its tool calls."""
+        if number not in self.numbers:
             return message
         word = self._name(self.numbers.index(number))
         if not message_calls(message):

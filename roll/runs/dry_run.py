@@ -41,7 +41,7 @@ from roll.data.rows import (
     read_row,
     template_arguments,
 )
-from roll.data.sources import Source, find_sources
+from roll.data.sources import Source, find_sources, rowless
 from roll.errors import BadInput, ConfigError, DataError, Fault
 from roll.models.weight_files import check_readable
 from roll.rewards.base import load_reward, rewards_of, traits_of
@@ -225,14 +225,16 @@ def _try_set(data_args: DataConfig, read: RowReader, sees: bool) -> tuple[list[s
     """
     present = [name for name in _names(data_args) if Path(name).exists()]
     try:
-        sources = find_sources(present, data_args.split)[:FILES] if present else []
+        sources = find_sources(present, data_args.split) if present else []
     except DataError as error:
         return [], "", list(error.faults)
     said, faults = list[str](), list[Fault]()
-    for source in sources:
+    for source in sources[:FILES]:
         said_of, faults_of = _try_source(replace(source, encodes_bytes=sees), read)
         said, faults = said + said_of, faults + faults_of
-    return [source.name for source in sources], said[0] if said else "it has no rows", faults
+    if sources and not said and not faults and len(sources) <= FILES and len(present) == len(_names(data_args)):
+        faults = rowless(sources)
+    return [source.name for source in sources[:FILES]], said[0] if said else "they have no rows", faults
 
 
 def _try_source(source: Source, read: RowReader) -> tuple[list[str], list[Fault]]:

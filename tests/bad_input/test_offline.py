@@ -243,6 +243,7 @@ DPO_FAULTS = [
         "preference_loss ipo",
         "add",
     ),
+    ([LORA, "actor_train.data_args.response=r"], "actor_train.data_args.response", "unread", "'r'", "remove it"),
     ([LORA, "beta=0"], "beta", "out_of_range", "0", "above 0"),
     ([LORA, "actor_infer={}"], "actor_infer", "unknown_key", "unknown key", "pipeline: rlvr"),
 ]
@@ -256,6 +257,14 @@ SCORE_FAULTS = [
         "unread",
         "this pipeline does not read such a column",
         "remove it",
+    ),
+    (["reward_train.data_args.response=r"], "reward_train.data_args.response", "unread", "'r'", "remove it"),
+    (
+        ["~reward_train.data_args.prompt", "+reward_train.data_args.system=Be brief."],
+        "reward_train.data_args.system",
+        "owner_missing",
+        "'Be brief.'",
+        "set prompt",
     ),
     (["beta=0.1"], "beta", "unknown_key", "unknown key", "pipeline: dpo"),
     (["eval_steps=1"], "eval_steps", "owner_missing", "no held-out rows", "data_split"),

@@ -99,7 +99,7 @@ READ = {
     "labelled": ("response", "label"),
     "pairs": ("chosen", "rejected", "margin"),
 }
-"""Columns that are read for each kind of row. `response` may always be set."""
+"""Columns that are read for each kind of row."""
 
 
 def rows_of(config: OfflineConfig) -> Rows:
@@ -116,7 +116,7 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
     arguments of the template that are truth values as text, and `domain_interleave_probs` without a share above 0.
     """
     yield from _prompt_faults(where, columns, rows)
-    for key in ("text", "chosen", "rejected", "margin", "label"):
+    for key in ("response", "text", "chosen", "rejected", "margin", "label"):
         value = getattr(columns, key)
         if value and key not in READ[rows]:
             yield Fault(
@@ -139,6 +139,10 @@ def column_faults(where: str, columns: DataConfig, rows: Rows) -> Iterator[Fault
     if columns.messages and columns.system:
         problem = f"'{columns.system}', but messages contain their own system message"
         yield Fault(f"{where}.system", problem, "remove it, or use prompt", "exclusive")
+    if columns.system and rows == "pairs" and not columns.messages and not columns.prompt:
+        problem = f"'{columns.system}', but there is no prompt that it would stand before"
+        remedy = "remove it, or set prompt to the column of the prompt"
+        yield Fault(f"{where}.system", problem, remedy, "owner_missing")
     if not columns.file_name:
         yield Fault(f"{where}.file_name", "[] names no file", "list at least one file", "empty")
     arguments = columns.chat_template_kwargs or {}

@@ -254,7 +254,10 @@ class DataConfig(StrictConfig):
         "have a value there. If not, rewards read `ground_truth`, or `answer` of rows without one.",
     )
     response: str | None = Field(
-        None, description="With `prompt`: column with the response to train on; keys joined with dots as in `prompt`."
+        None,
+        description="Column with the response to train on, a string or a list with one message of the assistant. With "
+        "`prompt` (keys joined with dots as there), or with `messages` that end before the response; of these, no "
+        "message is then trained on unless `loss_on` is `all`.",
     )
     text: str | None = Field(
         None,
@@ -276,7 +279,11 @@ class DataConfig(StrictConfig):
         "them. They take the places of parts that do not say where their picture is and of `<image>` in the text, or "
         "stand before the first message of the user.",
     )
-    system: str | None = Field(None, description="Text of a system message to put before `prompt`.")
+    system: str | None = Field(
+        None,
+        description="Text of a system message to put before `prompt`, not a column. "
+        "Refused if the rows have a column of this name.",
+    )
     tag: str = Field(
         "tag", description="Column whose value assigns a row to a domain; see `tag_included` of the domains."
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
 
 from roll.convert.__main__ import main
 from roll.pipeline import main as plan
@@ -63,6 +64,35 @@ def test_json_file_of_trl_is_read(working_folder: Path, capsys: pytest.CaptureFi
     keys = {"model_name_or_path": "m", "num_generations": 4, "max_steps": 10, "dataset_name": "a.jsonl"}
     assert convert(working_folder, "config.json", json.dumps(keys)) == 0
     assert "num_return_sequences_in_group: 4" in capsys.readouterr().out
+
+
+ASKED = [{"role": "user", "content": "One?"}]
+SAID = [{"role": "assistant", "content": "Two."}]
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "columns", "loss_on"),
+    [
+        ({"prompt": ASKED, "completion": SAID}, {}, {"messages": "prompt", "response": "completion"}, "response"),
+        (
+            {"prompt": "One?", "completion": "Two."},
+            {"completion_only_loss": False},
+            {"prompt": "prompt", "response": "completion", "template": "raw"},
+            "all",
+        ),
+        ({"messages": [*ASKED, *SAID]}, {}, {"messages": "messages"}, "all"),
+    ],
+)
+def test_columns_of_trl_s_completions_are_named(
+    working_folder: Path, capsys: pytest.CaptureFixture[str], row: dict, more: dict, columns: dict, loss_on: str
+) -> None:
+    (working_folder / "a.jsonl").write_text(json.dumps(row))
+    keys = {"model_name_or_path": "m", "packing": True, "dataset_name": "a.jsonl", "num_train_epochs": 1, **more}
+    assert convert(working_folder, "sft.json", json.dumps(keys)) == 0
+    made = yaml.safe_load(capsys.readouterr().out)
+    given = made["sft_train"]["data_args"]
+    assert {key: given[key] for key in given if key != "file_name"} == columns
+    assert made.get("loss_on", "response") == loss_on
 
 
 def test_flags_precede_the_file_they_name(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,6 +191,56 @@ def test_empty_response_is_only_the_turn_end(
     )
     (_, chosen), (_, rejected) = read(rows.example(0), tokenizer)
     assert (chosen, rejected) == (f"a{end}", end)
+    assert [list(counts.values()) for what, counts in rows.remarks.items() if "without text" in what] == [[1]]
+
+
+EMPTY = {"role": "assistant", "content": " "}
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "columns"),
+    [
+        ("pairs", {"prompt": "q", "chosen": " ", "rejected": "a"}, {"prompt": "prompt", **PAIR}),
+        ("pairs", {"prompt": "q", "chosen": [EMPTY], "rejected": "a"}, {"prompt": "prompt", **PAIR}),
+        ("pairs", {"chosen": [*ASK, EMPTY], "rejected": [*ASK, BAD]}, PAIR),
+        ("labelled", {"p": "q", "chosen": "", "l": True}, {"prompt": "p", "response": "chosen", "label": "l"}),
+        ("labelled", {"chosen": [*ASK, EMPTY], "l": 1}, {"messages": "chosen", "label": "l"}),
+        ("responses", {"p": "q", "chosen": [EMPTY]}, {"prompt": "p", "response": "chosen"}),
+    ],
+)
+def test_an_empty_response_is_not_desired(
+    rows_of: Callable[..., ExampleSet], kind: Kind, row: dict, columns: dict
+) -> None:
+    with pytest.raises(DataError) as caught:
+        rows_of([row], kind, **{**columns, "template": "chatml"})
+    (fault,) = caught.value.faults
+    assert fault.code == "empty" and "'chosen'" in fault.problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "columns"),
+    [
+        ("pairs", {"chosen": [*ASK, GOOD], "rejected": [*ASK, EMPTY]}, PAIR),
+        ("labelled", {"m": ASK, "r": "", "l": False}, {"messages": "m", "response": "r", "label": "l"}),
+        ("labelled", {"m": [*ASK, EMPTY], "l": 0}, {"messages": "m", "label": "l"}),
+    ],
+)
+def test_an_empty_undesired_one_is_counted(
+    rows_of: Callable[..., ExampleSet], kind: Kind, row: dict, columns: dict
+) -> None:
+    found = rows_of([row], kind, **{**columns, "template": "chatml"})
+    assert len(found) == 1 and ["without text" in what for what in found.remarks] == [True]
+
+
+@pytest.mark.parametrize(("named", "counts"), [({}, [1]), ({"margin": "margin"}, [])])
+def test_a_margin_that_is_not_named_is_counted(
+    rows_of: Callable[..., ExampleSet], named: dict, counts: list[int]
+) -> None:
+    rows = [{"prompt": "q", "chosen": "a", "rejected": "b", "margin": 0.5}]
+    found = rows_of(rows, "pairs", prompt="prompt", **{**PAIR, "template": "raw", **named})
+    assert [list(files.values()) for what, files in found.remarks.items() if "'margin'" in what] == [counts] * len(
+        counts
+    )
 
 
 @pytest.mark.parametrize(

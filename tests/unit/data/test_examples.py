@@ -170,6 +170,94 @@ def test_conversation_learns_only_last_response_by_default(
     assert "Two." in tokenizer.decode(sequence.token_ids[~sequence.response_mask])
 
 
+TURNS = [*MESSAGES, {"role": "user", "content": "Sure?"}]
+THREE = {"role": "assistant", "content": "Three."}
+
+
+@pytest.mark.parametrize("kind", ["responses", "turns"])
+@pytest.mark.parametrize("completion", ["Three.", [THREE], json.dumps([THREE])])
+def test_messages_with_a_response_learn_it_alone(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, kind: Kind, completion: Any
+) -> None:
+    columns = {"template": "chatml", "messages": "prompt", "response": "completion"}
+    path = write_jsonl([{"prompt": TURNS, "completion": completion}, {"prompt": TURNS[:1], "completion": completion}])
+    data_args = DataConfig.model_validate({"file_name": path, **columns})
+    rows = prepare_examples(data_args, tokenizer, LengthLimits(100, 100), kind, cache_folder=tmp_path / "cache")
+    for number, before in enumerate((["One?", "Two.", "Sure?"], ["One?"])):
+        (sequence,) = rows.example(number).sequences
+        assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Three.<|im_end|>"
+        context = str(tokenizer.decode(sequence.token_ids[~sequence.response_mask]))
+        assert re.findall(r"\n(.*)<\|im_end\|>", context) == before
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "remedy"),
+    [
+        ({"prompt": TURNS, "completion": [THREE]}, {"messages": "prompt"}, "in data_args.response"),
+        ({"prompt": MESSAGES, "completion": [THREE]}, {"response": "completion"}, "remove data_args.response"),
+        ({"prompt": TURNS, "completion": [THREE, *TURNS]}, {"response": "completion"}, "one message of the assistant"),
+    ],
+)
+def test_remedies_lead_to_rows_that_are_read(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, row: dict, columns: dict, remedy: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        only(write_jsonl([row]), tmp_path, tokenizer, template="chatml", **{"messages": "prompt", **columns})
+    assert caught.value.faults[0].code == "not_allowed" and remedy in caught.value.faults[0].remedy
+
+
+@pytest.mark.parametrize("named", ["system", "meta.system"])
+def test_a_column_of_system_messages_is_refused(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, named: str
+) -> None:
+    path = write_jsonl([{"q": "One?", "a": "Two.", "system": "", "meta": {"system": "Be brief."}}])
+    with pytest.raises(DataError) as caught:
+        only(path, tmp_path, tokenizer, template="chatml", prompt="q", response="a", system=named)
+    (fault,) = caught.value.faults
+    assert fault.code == "contradiction" and f"data_args.system is '{named}'" in fault.problem
+    said = only(path, tmp_path, tokenizer, template="chatml", prompt="q", response="a", system="Be a system.")
+    assert "Be a system." in tokenizer.decode(said.token_ids)
+
+
+GREETED = [{"role": "assistant", "content": "Hello."}, *MESSAGES]
+
+
+@pytest.mark.parametrize("template", ["native", "raw"])
+def test_an_unopened_turn_is_refused_or_context(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    columns = {"template": template, "messages": "messages"}
+
+    def prepare(rows: list[dict]) -> ExampleSet:
+        data_args = DataConfig.model_validate({"file_name": write_jsonl(rows), **columns})
+        return prepare_examples(data_args, tokenizer, LengthLimits(99, 99), "turns", cache_folder=tmp_path / "cache")
+
+    with pytest.raises(DataError) as caught:
+        prepare([{"messages": GREETED}])
+    (fault,) = caught.value.faults
+    assert fault.code == "not_supported" and "opens no turn" in fault.problem
+    (sequence,) = prepare([{"messages": [GREETED[0] | {"train": False}, *MESSAGES]}]).example(0).sequences
+    assert tokenizer.decode(sequence.token_ids[sequence.response_mask]) == "Two.<|endoftext|>"
+    alone = only(write_jsonl([{"messages": GREETED}]), tmp_path, tokenizer, **columns)  # loss_on: response
+    assert sequence.token_ids.tolist() == alone.token_ids.tolist()
+
+
+def test_a_first_turn_of_chatml_is_learnt(
+    write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = write_jsonl([{"messages": GREETED}])
+    data_args = DataConfig.model_validate({"file_name": path, "template": "chatml", "messages": "messages"})
+    rows = prepare_examples(data_args, tokenizer, LengthLimits(99, 99), "turns", cache_folder=tmp_path / "cache")
+    (sequence,) = rows.example(0).sequences
+    parts = np.split(sequence.token_ids, np.flatnonzero(np.diff(sequence.response_mask)) + 1)
+    said = [
+        "<|im_start|>assistant\n",
+        "Hello.<|im_end|>",
+        "\n<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n",
+    ]
+    assert [tokenizer.decode(part) for part in parts] == [*said, "Two.<|im_end|>"]
+
+
 def test_examples_beyond_either_limit_are_dropped_and_counted(
     write_jsonl: Write, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -99,6 +99,29 @@ def test_missing_column_is_a_fault_at_its_row(
     assert f"{column}s" in fault.problem, "the columns of the row are named"
 
 
+@pytest.mark.parametrize("text", ["", "\n\n"])
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_set_without_rows_is_a_fault(kind: str, text: str, tried: Callable[..., list[str]], tmp_path: Path) -> None:
+    (fault,) = faults(tried, kind, text)
+    assert (fault.place, fault.code) == (str(tmp_path / "rows.jsonl"), "empty")
+    (tmp_path / "more.jsonl").write_text(json.dumps(GOOD))
+    both = f"{TRAINED[kind][1]}.data_args.file_name=[{tmp_path / 'rows.jsonl'},{tmp_path / 'more.jsonl'}]"
+    assert tried(kind, text, both), "another file of the set has a row"
+
+
+def test_a_named_reference_is_required(tried: Callable[..., list[str]]) -> None:
+    row = {"prompt": "What is 1 + 1?", "ground_truth": None, "answer": "2"}
+    assert any("its answer is '2'" in line for line in tried("rlvr", [row]))
+    (fault,) = faults(tried, "rlvr", [row], "actor_train.data_args.ground_truth=ground_truth")
+    assert fault.code == "missing" and "'ground_truth' is null" in fault.problem
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_column_is_no_system_message(kind: str, tried: Callable[..., list[str]]) -> None:
+    (fault,) = faults(tried, kind, [{**GOOD, "system": "Be brief."}], f"{TRAINED[kind][1]}.data_args.system=system")
+    assert fault.code == "contradiction" and "data_args.system is 'system'" in fault.problem
+
+
 def test_reference_in_another_column_must_be_named(tried: Callable[..., list[str]]) -> None:
     row = {"prompt": "What is 1 + 1?", "reward_model": {"ground_truth": "2"}}
     (fault,) = faults(tried, "rlvr", [row])
