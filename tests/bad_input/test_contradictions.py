@@ -445,6 +445,7 @@ CONTRADICTIONS = [
     ),
     (["actor_train.data_args.messages=m"], "actor_train.data_args.prompt", "exclusive", "'m'", "one of the two"),
     (["~actor_train.data_args.prompt"], "actor_train.data_args", "missing", "neither", "messages: messages"),
+    (["actor_train.data_args.response=r"], "actor_train.data_args.response", "unread", "'r'", "remove it"),
     (["eval_steps=5"], "eval_steps", "owner_missing", "5", "validation.data_args"),
     (["actor_train.model_args.lora_rank=4"], "actor_train.model_args.lora_rank", "owner_missing", "4", "lora_target"),
     (
