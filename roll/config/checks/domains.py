@@ -61,7 +61,6 @@ def domain_faults(config: RlvrConfig) -> Iterator[Fault]:
     yield from _rewards(config)
     yield from _tags(config)
     yield from _unreached(config)
-    yield from _unreached(config)
     yield from model_reward_faults(config)
     yield from filter_faults(config)
     yield from environment_key_faults(config)

@@ -86,7 +86,7 @@ def test_a_reward_model_names_its_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", ["raw", "native"])
-def test_code_that_scores_is_for_the_models_own_template(template: str, tmp_path: Path) -> None:
+def test_scoring_code_is_for_native_templates(template: str, tmp_path: Path) -> None:
     columns = {"raw": ["prompt"], "native": ["messages"]}[template]
     words = [f"++reward_train.data_args={{file_name: a.jsonl, template: {template}, chosen: c, rejected: r}}"]
     words += [f"++reward_train.data_args.{column}=p" for column in columns] + ["validation=null"]
