@@ -212,7 +212,7 @@ def test_it_is_refused(
         [WORLD, "~rewards", "~actor_train.data_args"],
         [WORLD, "+sequence_length=64", "adv_estimator=step_reinforce"],
         [WORLD, "+rewards.calculator={reward: math_rule}"],
-        ["+environments={sums: {tools: ['a:b'], rows: 4}}", "+rewards.sums={reward: math_rule}"],
+        ["+environments={sums: {tools: ['a:b']}}", "+rewards.sums={reward: math_rule}"],
         [WORLD, "+validation={rows: {calculator: 4}}", "eval_steps=1"],
         [SHELL, "+environments.sums.container={memory_gib: 2, disk_gib: 0.25, network: true}"],
     ],

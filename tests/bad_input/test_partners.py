@@ -13,7 +13,7 @@ PLACE = "environments.calculator.partners.rival"
 API = "type: api, api_url: 'http://h/v1', model_name: m"
 ENGINE = "type: inference, strategy_args: {strategy_name: vllm}"
 SERVED = f"{ENGINE}, model_args: {{model_name_or_path: model}}"
-CRITIQUE = "environment: critique, rows: 4, partners: {critic: {type: live}}"
+CRITIQUE = "environment: critique, partners: {critic: {type: live}}"
 
 
 def partner(keys: str, more: str = "") -> str:
@@ -76,7 +76,7 @@ CASES = [
         *("environments.calculator.scored", "owner_missing", "no rewards.calculator", "add rewards.calculator"),
     ),
     (
-        critique("environment: critique, rows: 4"),
+        critique("environment: critique"),
         *("environments.calculator.partners.critic", "missing", "'critic'", "add it"),
     ),
     (
