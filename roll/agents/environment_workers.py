@@ -150,7 +150,7 @@ class _Domain:
         return session
 
     def had(self, returned: R | EnvironmentFailed) -> R:
-        """Return the result of a worker, or count and raise it if it is a failure. Tell failures of tools."""
+        """Return the result of a worker, or count and raise it if it is a failure. Report failures of tools."""
         for failure in returned.tool_failures if isinstance(returned, ToldStep) else ():
             self._tool_failed(failure)
         if isinstance(returned, EnvironmentFailed):

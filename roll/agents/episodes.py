@@ -334,7 +334,7 @@ class _Turns:
         return StopReason.MAX_TURNS
 
     def _check(self, said: Message, answer: Sequence[Message]) -> None:
-        """Raise EnvironmentFailed if the policy cannot be meant to go on after an answer to its message."""
+        """Raise EnvironmentFailed if an answer of the environment leaves the policy no turn to take."""
         if problem := unanswerable(said, answer):
             remedy = "return a message of the user or of a tool, or done=True"
             raise EnvironmentFailed(f"{self._place}: {problem}, and the episode is not done: {remedy}")

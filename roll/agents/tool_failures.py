@@ -11,7 +11,7 @@ from typing import NamedTuple
 from roll.hosted.raised import NOTE_CHARACTERS, raised_where, trace_of
 
 MOST_TOLD = 8
-"""Largest number of kinds of failures of one tool that are told."""
+"""Largest number of kinds of failures of one tool that are reported."""
 MOST_KIND = 200
 """Largest number of characters of a kind."""
 _PLACE = re.compile(r"([\w.]+)(?::.*)? \((.+), line (\d+)\)(?:; .*)?", re.DOTALL)
@@ -68,7 +68,7 @@ class FirstOfKind:
         self._kinds: dict[tuple[str, str], set[str]] = {}
 
     def is_new(self, failure: ToolFailure, domain: str = "") -> bool:
-        """Whether a failure is the first of its kind, and further ones of its tool may be told."""
+        """Whether a failure is the first of its kind, and fewer than MOST_TOLD of its tool were reported."""
         kinds = self._kinds.setdefault((domain, failure.tool), set())
         if failure.kind in kinds or len(kinds) >= MOST_TOLD:
             return False

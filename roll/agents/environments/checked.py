@@ -247,7 +247,7 @@ def _number(what: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class ToldStep(Step):
-    """A step, and which tools failed meanwhile in a way that is new to the process."""
+    """A step, with the failures of tools during it that are the first of their kind in the process."""
 
     tool_failures: tuple[ToolFailure, ...] = ()
 
@@ -289,7 +289,7 @@ def outcome_of(method: Method, reply: Reply) -> Observation | Step | Environment
 
 
 def _told_step(returned: Observation | Step | None, remark: Mapping[str, Any]) -> Observation | Step | None:
-    """Return a step with the failures of tools that a reply tells. Raises ValueError or KeyError if it is malformed."""
+    """Return a step with the failures of tools in a reply. Raises ValueError or KeyError if it is malformed."""
     told = remark[TOOL_FAILURES]
     if len(told) > MOST_FAILURES:
         raise ValueError(TOOL_FAILURES)
